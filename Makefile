@@ -1,0 +1,34 @@
+# One command per question. Everything lives in .venv, .models and demo-results of this checkout.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+MODEL := .models/SmolLM2-135M-Instruct
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo test check clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: ## build .venv: vLLM for the CPU, this package, its tools (no compiler)
+	@$(PYTHON) scripts/setup.py
+
+model: setup ## convert the model of the demo into .models
+	@$(BIN)/python scripts/convert_model.py $(MODEL)
+
+demo: model ## serve a real model, replay a history with and without tiers, write demo-results
+	@$(BIN)/kvtiers demo --model $(MODEL) --output demo-results $(DEMO_ARGS)
+
+test: setup ## the whole test suite
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup ## lint, format, types, import rules
+	@$(BIN)/ruff check src tests scripts
+	@$(BIN)/ruff format --check src tests scripts
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+clean: ## remove results and caches (.venv and .models stay)
+	@rm -rf demo-results build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis \
+		.import_linter_cache
+	@find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,145 @@
+"""A secondary tier as the core sees it: labelled, its abilities resolved, its faults fenced.
+
+A tier that raises is a tier that answers nothing; after some faults in a row it is left alone for
+a while. The engine never learns of it other than by misses.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kvtiers.chunks import Key, Lookup, OffloadPolicy, RequestContext
+from kvtiers.events import Event
+from kvtiers.tiers.base import (
+    EmitsEvents,
+    FollowsRequests,
+    FollowsSteps,
+    HasPendingWork,
+    Job,
+    JobOutcome,
+    JobReleased,
+    SecondaryTier,
+)
+
+logger = logging.getLogger("kvtiers")
+
+T = TypeVar("T")
+
+FAULTS_TO_FENCE = 3
+FENCE_STEPS = 1000
+
+
+class AttachedTier:
+    """One secondary tier at its position; ``label`` is what metrics and events call it."""
+
+    def __init__(self, tier: SecondaryTier, position: int) -> None:
+        self.tier = tier
+        self.position = position
+        self.label = f"{position}:{tier.name}"
+        self.medium = tier.medium
+        self.locality = tier.locality
+        self._requests = tier if isinstance(tier, FollowsRequests) else None
+        self._steps = tier if isinstance(tier, FollowsSteps) else None
+        self._pending = tier if isinstance(tier, HasPendingWork) else None
+        self._events = tier if isinstance(tier, EmitsEvents) else None
+        self._faults: dict[str, int] = {}
+        """Faults in a row, by method."""
+        self._fenced_steps = 0
+
+    def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
+        """The tier's verdicts, all MISS if it has none to give."""
+        if self._fenced_steps:
+            return [Lookup.MISS] * len(keys)
+        nothing: list[Lookup] = []
+        found = self._guard("lookup", lambda: self.tier.lookup(keys, request), nothing)
+        if len(found) != len(keys):
+            if found:
+                self._fault("lookup", f"answered {len(found)} of {len(keys)} keys")
+            return [Lookup.MISS] * len(keys)
+        return found
+
+    def submit_store(self, job: Job) -> bool:
+        """Whether the tier took a cascade."""
+        return self._submit("submit_store", self.tier.submit_store, job)
+
+    def submit_load(self, job: Job) -> bool:
+        """Whether the tier took a promotion."""
+        return self._submit("submit_load", self.tier.submit_load, job)
+
+    def finished(self) -> list[JobOutcome | JobReleased]:
+        """What ended since the last call."""
+        nothing: list[JobOutcome | JobReleased] = []
+        return list(self._guard("get_finished_jobs", self.tier.get_finished_jobs, nothing))
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Pass on that these chunks were used."""
+        self._guard("touch", lambda: self.tier.touch(keys), None)
+
+    def on_new_request(self, request: RequestContext) -> OffloadPolicy:
+        """The policy this tier wants for the request."""
+        hook = self._requests
+        if hook is None:
+            return OffloadPolicy.CHUNK
+        return self._guard(
+            "on_new_request", lambda: hook.on_new_request(request), OffloadPolicy.CHUNK
+        )
+
+    def on_request_finished(self, request: RequestContext) -> None:
+        """Nothing will be asked for this request any more."""
+        hook = self._requests
+        if hook is not None:
+            self._guard("on_request_finished", lambda: hook.on_request_finished(request), None)
+
+    def end_step(self) -> None:
+        """The scheduler step is over."""
+        if self._fenced_steps:
+            self._fenced_steps -= 1
+        if self._steps is not None:
+            self._guard("on_schedule_end", self._steps.on_schedule_end, None)
+
+    def has_pending_work(self) -> bool:
+        """Whether the tier needs more steps."""
+        if self._pending is None or self._fenced_steps:
+            return False
+        return bool(self._guard("has_pending_work", self._pending.has_pending_work, False))
+
+    def take_events(self) -> list[Event]:
+        """What the tier reports of its contents."""
+        if self._events is None:
+            return []
+        nothing: list[Event] = []
+        return list(self._guard("take_events", self._events.take_events, nothing))
+
+    def drain_jobs(self, deadline_s: float) -> bool:
+        """Whether the tier came to rest in time."""
+        return bool(self._guard("drain_jobs", lambda: self.tier.drain_jobs(deadline_s), False))
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Stop the tier."""
+        self._guard("shutdown", lambda: self.tier.shutdown(deadline_s), None)
+
+    def _submit(self, name: str, submit: Callable[[Job], bool], job: Job) -> bool:
+        if self._fenced_steps:
+            return False
+        return bool(self._guard(name, lambda: submit(job), False))
+
+    def _guard(self, name: str, call: Callable[[], T], otherwise: T) -> T:
+        try:
+            result = call()
+        except Exception as e:  # the fence: a plug-in's fault must not reach the engine
+            self._fault(name, f"{type(e).__name__}: {e}")
+            return otherwise
+        if self._faults:
+            self._faults.pop(name, None)
+        return result
+
+    def _fault(self, name: str, what: str) -> None:
+        self._faults[name] = self._faults.get(name, 0) + 1
+        logger.error("tier %s broke its contract in %s (%s)", self.label, name, what)
+        if self._faults[name] >= FAULTS_TO_FENCE and not self._fenced_steps:
+            self._fenced_steps = FENCE_STEPS
+            logger.error("tier %s is left alone for %d steps", self.label, FENCE_STEPS)
+
+    def __repr__(self) -> str:
+        fenced = f", fenced for {self._fenced_steps} steps" if self._fenced_steps else ""
+        return f"<AttachedTier {self.label} {self.tier!r}{fenced}>"

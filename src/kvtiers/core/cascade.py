@@ -1,0 +1,202 @@
+"""Down 2, cascade: host memory -> every secondary tier that lacks the chunk.
+
+A chunk confirmed in host memory joins the backlog of each tier. When a step ends the backlogs are
+sent, oldest first, as far as the pin budget and the tier's own queue allow; what is refused stays
+in the backlog and is offered again while the chunk is resident. So a slow tier never pins more than
+its share of host memory, and a tier that was down catches up with what is still there.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from kvtiers.chunks import Key
+from kvtiers.core.attached import AttachedTier
+from kvtiers.core.ledger import Flight, Ledger
+from kvtiers.core.promote import reason_of
+from kvtiers.events import ChunksDeclined, Hop, Reason, Sink, TransferFinished, TransferStarted
+from kvtiers.tiers.base import Job, JobKind, JobOutcome
+
+_ABSENT = object()
+
+ATTEMPTS = 3
+"""How often a chunk that a tier failed to take is offered to it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeOptions:
+    """How much a cascade may hold on to."""
+
+    max_pinned_slots: int
+    """Host slots that the cascades to one tier may pin."""
+    chunks_per_job: int = 64
+    backoff_s: float = 1.0
+    """Pause of a tier after a failed job; doubles with each failure in a row."""
+    backoff_max_s: float = 60.0
+    refusal_pause_s: float = 0.05
+    """Pause of a tier that refused a job."""
+
+
+@dataclass(slots=True, eq=False)
+class _Backlog:
+    """What one tier still lacks, oldest first, and how it has been doing."""
+
+    keys: OrderedDict[Key, None] = field(default_factory=OrderedDict)
+    attempts: dict[Key, int] = field(default_factory=dict)
+    paused_until: float = 0.0
+    failures: int = 0
+    refused: bool = False
+    pinned: int = 0
+    """Host slots that jobs to this tier pin now."""
+
+
+class Cascades:
+    """Backlogs per tier and the jobs made of them."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tiers: Sequence[AttachedTier],
+        views: Callable[[Sequence[Key], Sequence[int], bool], tuple[memoryview, ...]],
+        emit: Sink,
+        options: CascadeOptions,
+    ) -> None:
+        self._ledger = ledger
+        self._index = ledger.index
+        self._views = views
+        self._emit = emit
+        self._options = options
+        self._backlogs = {tier: _Backlog() for tier in tiers}
+
+    def offer(
+        self,
+        keys: Sequence[Key],
+        *,
+        source: AttachedTier | None = None,
+        only: Collection[AttachedTier] | None = None,
+    ) -> None:
+        """These chunks are resident in host memory; the tier ``source`` has them already."""
+        for tier, backlog in self._backlogs.items():
+            if tier is not source and (only is None or tier in only):
+                backlog.keys.update(dict.fromkeys(keys))
+
+    def departed(self, keys: Sequence[Key]) -> None:
+        """These chunks left host memory: what was not sent by now is lost to the tiers below."""
+        for tier, backlog in self._backlogs.items():
+            if not backlog.keys:
+                continue
+            lost = 0
+            for key in keys:
+                if backlog.keys.pop(key, _ABSENT) is not _ABSENT:
+                    lost += 1
+                    backlog.attempts.pop(key, None)
+            if lost:
+                self._emit(ChunksDeclined(Hop.CASCADE, tier.label, lost, Reason.EVICTED))
+
+    def flush(self, now: float) -> None:
+        """Send what the budget and the tiers allow."""
+        for tier, backlog in self._backlogs.items():
+            while backlog.keys and backlog.paused_until <= now:
+                if not self._send_one(tier, backlog, now):
+                    break
+
+    def finish(self, flight: Flight, outcome: JobOutcome, now: float) -> None:
+        """A cascade job ended."""
+        backlog = self._backlogs[flight.tier]
+        backlog.pinned -= len(flight.slots)
+        if outcome.memory_in_use:
+            self._ledger.linger(outcome.job_id, flight.slots)
+        else:
+            self._index.release(list(flight.slots))
+        failed = [k for k in flight.keys if k not in outcome.done]
+        for key in outcome.done:
+            backlog.attempts.pop(key, None)
+        if failed:
+            self._take_back(backlog, failed, now)
+        else:
+            backlog.failures = 0
+        reason = reason_of([e.kind for e in outcome.failed.values()]) if failed else None
+        done = len(flight.keys) - len(failed)
+        self._emit(
+            TransferFinished(
+                Hop.CASCADE,
+                flight.tier.label,
+                done,
+                len(failed),
+                outcome.bytes,
+                outcome.seconds,
+                reason,
+            )
+        )
+
+    def forget(self) -> None:
+        """Host memory was reset: nothing is left to send."""
+        for backlog in self._backlogs.values():
+            backlog.keys.clear()
+            backlog.attempts.clear()
+
+    @property
+    def waiting(self) -> int:
+        """Chunks in backlogs, over all tiers."""
+        return sum(len(b.keys) for b in self._backlogs.values())
+
+    def ready(self, now: float) -> bool:
+        """Whether some backlog could be sent now."""
+        return any(b.keys and b.paused_until <= now for b in self._backlogs.values())
+
+    def _send_one(self, tier: AttachedTier, backlog: _Backlog, now: float) -> bool:
+        keys = self._next_batch(backlog)
+        if not keys:
+            return False
+        slots = tuple(self._index.hold(keys))
+        flight = Flight(Hop.CASCADE, tier, keys, slots)
+        job_id = self._ledger.open(flight)
+        if tier.submit_store(
+            Job(job_id, JobKind.STORE, keys, slots, self._views(keys, slots, False))
+        ):
+            backlog.pinned += len(slots)
+            backlog.refused = False
+            self._emit(TransferStarted(Hop.CASCADE, tier.label, len(keys)))
+            return True
+        self._ledger.close(job_id, tier)
+        self._index.release(list(slots))
+        for key in reversed(keys):
+            backlog.keys[key] = None
+            backlog.keys.move_to_end(key, last=False)
+        backlog.paused_until = now + self._options.refusal_pause_s
+        if not backlog.refused:
+            backlog.refused = True
+            self._emit(ChunksDeclined(Hop.CASCADE, tier.label, len(keys), Reason.PRESSURE))
+        return False
+
+    def _next_batch(self, backlog: _Backlog) -> tuple[Key, ...]:
+        room = min(self._options.max_pinned_slots - backlog.pinned, self._options.chunks_per_job)
+        count = min(room, len(backlog.keys))
+        return tuple(backlog.keys.popitem(last=False)[0] for _ in range(count))
+
+    def _take_back(self, backlog: _Backlog, failed: Sequence[Key], now: float) -> None:
+        backlog.failures += 1
+        pause = self._options.backoff_s * 2 ** min(backlog.failures - 1, 16)
+        backlog.paused_until = now + min(pause, self._options.backoff_max_s)
+        for key in failed:
+            attempts = backlog.attempts.get(key, 0) + 1
+            if attempts < ATTEMPTS and key in self._index.ready:
+                backlog.attempts[key] = attempts
+                backlog.keys[key] = None
+            else:
+                backlog.attempts.pop(key, None)
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        flights = [f for f in self._ledger.flights.values() if f.hop is Hop.CASCADE]
+        for tier, backlog in self._backlogs.items():
+            pinned = sum(len(f.slots) for f in flights if f.tier is tier)
+            assert backlog.pinned == pinned, f"pinned slots of {tier.label} do not add up"
+            assert pinned <= self._options.max_pinned_slots, f"{tier.label} pins beyond its share"
+            strays = [k for k in backlog.keys if k not in self._index.ready]
+            assert not strays, f"{len(strays)} chunks in the backlog of {tier.label} left"
+
+    def __repr__(self) -> str:
+        waiting = ", ".join(f"{t.label} {len(b.keys)}" for t, b in self._backlogs.items())
+        pinned = sum(b.pinned for b in self._backlogs.values())
+        return f"<Cascades {pinned} slots pinned; waiting: {waiting or 'none'}>"

@@ -1,0 +1,137 @@
+"""The books: who touches which slot, which jobs are in flight, and what each request waits for.
+
+Every job is closed exactly once. A slot that something may still touch is never handed out again:
+the index keeps it held, or orphaned, until the ledger is told that the toucher is gone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvtiers.chunks import Key, RequestContext
+from kvtiers.core.attached import AttachedTier
+from kvtiers.events import Hop
+from kvtiers.host.index import HostIndex
+
+
+@dataclass(slots=True)
+class Asked:
+    """Where the search for one chunk stands: the tier whose turn it is, and since when."""
+
+    turn: int
+    since: float
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What the core remembers of a live request. The engine passes it back with every call."""
+
+    context: RequestContext
+    wants_all: tuple[AttachedTier, ...] = ()
+    """Tiers with request-level policy: they are offered this request's resident chunks too."""
+    hits: set[Key] = field(default_factory=set)
+    """Chunks that lookups found ready in host memory since the last load."""
+    below: set[Key] = field(default_factory=set)
+    """Chunks that host memory lacked when they were first asked for."""
+    origin: dict[Key, AttachedTier] = field(default_factory=dict)
+    """The tier each promoted chunk came from."""
+    asked: dict[Key, Asked] = field(default_factory=dict)
+    held: dict[Key, int] = field(default_factory=dict)
+    """Slots kept for this request while others of its chunks are on the way."""
+    promoting: int = 0
+    """Chunks reserved or on the way for this request."""
+    waiting_since: float | None = None
+    """When this request first had to wait for a promotion; None if it does not wait."""
+    no_room_since: float | None = None
+    loading: tuple[tuple[Key, ...], tuple[int, ...]] | None = None
+    counted: set[tuple[int, Key]] = field(default_factory=set)
+    """Lookups that are in the counts already, by tier position and chunk."""
+    gave_up: bool = False
+    """Waited too long: do without what is not in host memory."""
+    load_failed: bool = False
+    """A load failed: serve this request no more, so that it is computed and cannot loop."""
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A job in flight between host memory and one tier."""
+
+    hop: Hop
+    tier: AttachedTier
+    keys: tuple[Key, ...]
+    slots: tuple[int, ...]
+    request: Request | None = None
+
+
+class Ledger:
+    """Jobs in flight, device transfers in flight, live requests."""
+
+    def __init__(self, index: HostIndex) -> None:
+        self.index = index
+        self.flights: dict[int, Flight] = {}
+        self.lingering: dict[int, tuple[int, ...]] = {}
+        """Slots of closed jobs whose memory is still in use, by job id."""
+        self.storing: dict[Key, int] = {}
+        """Slots the device is filling."""
+        self.requests: dict[str, Request] = {}
+        self.waiting: dict[str, Request] = {}
+        """Requests that hold slots or wait for promotions: those with a deadline."""
+        self._next_job = 0
+
+    def open(self, flight: Flight) -> int:
+        """Record a job about to be handed to its tier; its id."""
+        job_id = self._next_job
+        self._next_job += 1
+        self.flights[job_id] = flight
+        return job_id
+
+    def close(self, job_id: int, tier: AttachedTier) -> Flight | None:
+        """Take a job off the books; None if ``tier`` has no such job (it breaks its contract)."""
+        flight = self.flights.get(job_id)
+        if flight is None or flight.tier is not tier:
+            return None
+        del self.flights[job_id]
+        return flight
+
+    def linger(self, job_id: int, slots: Sequence[int]) -> None:
+        """The job is over, but its tier may still touch ``slots``."""
+        self.lingering[job_id] = tuple(slots)
+
+    def linger_over(self, job_id: int) -> None:
+        """The tier let go of a lingering job's slots."""
+        self.index.release(self.lingering.pop(job_id, ()))
+
+    def hold_for(self, request: Request, keys: Iterable[Key]) -> None:
+        """Keep ready chunks in place for a request that still waits for others."""
+        fresh = [k for k in keys if k not in request.held and k in self.index.ready]
+        if fresh:
+            request.held.update(zip(fresh, self.index.hold(fresh), strict=True))
+            self.waiting[request.context.request_id] = request
+
+    def let_go(self, request: Request) -> None:
+        """Release what was kept for this request; it waits no longer."""
+        if request.held:
+            self.index.release(list(request.held.values()))
+            request.held.clear()
+        request.waiting_since = request.no_room_since = None
+        self.waiting.pop(request.context.request_id, None)
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        for key, slot in self.storing.items():
+            assert self.index.filling.get(key) == slot, f"storing {key.hex()} is not filling"
+        holds: dict[int, int] = {}
+        for request in self.requests.values():
+            for slot in (*request.held.values(), *(request.loading or ((), ()))[1]):
+                holds[slot] = holds.get(slot, 0) + 1
+        assert len(holds) <= self.index.held, "a request holds a free slot"
+        for name in self.waiting:
+            assert name in self.requests, f"{name} waits but is not live"
+        self.index.check()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Ledger {len(self.requests)} requests ({len(self.waiting)} waiting),"
+            f" {len(self.flights)} jobs, {len(self.storing)} storing,"
+            f" {len(self.lingering)} lingering>"
+        )

@@ -1,0 +1,48 @@
+"""Up 4, load: host memory -> accelerator. Pins what is copied, and lets go when it is."""
+
+from collections.abc import Sequence
+
+from kvtiers.chunks import Key
+from kvtiers.core.ledger import Ledger, Request
+from kvtiers.core.store import Departed
+from kvtiers.events import Reason
+
+NO_SLOT = -1
+"""Stands for a chunk that is not there: the copy of such a job must fail, and be recomputed."""
+
+
+class Loads:
+    """Pins the chunks of one load per request."""
+
+    def __init__(self, ledger: Ledger, departed: Departed) -> None:
+        self._ledger = ledger
+        self._index = ledger.index
+        self._departed = departed
+
+    def plan(self, keys: Sequence[Key], request: Request) -> list[int]:
+        """Pin chunks that a lookup found; the slot of each, ``NO_SLOT`` if it is gone."""
+        ready = self._index.ready
+        there = [k for k in keys if k in ready]
+        slots = self._index.hold(there)
+        request.loading = (tuple(keys), tuple(slots))
+        self._index.touch(there)
+        self._ledger.let_go(request)
+        if len(there) == len(keys):
+            return slots
+        slot_of = dict(zip(there, slots, strict=True))
+        return [slot_of.get(k, NO_SLOT) for k in keys]
+
+    def complete(self, request: Request, ok: bool) -> tuple[Key, ...]:
+        """The copy ended; the chunks that were dropped because it failed."""
+        if request.loading is None:
+            return ()
+        keys, slots = request.loading
+        request.loading = None
+        dropped: list[Key] = []
+        if not ok:
+            request.load_failed = True
+            dropped = self._index.drop([k for k in keys if k in self._index.ready])
+            if dropped:
+                self._departed(dropped, Reason.FAILED)
+        self._index.release(list(slots))
+        return tuple(dropped)

@@ -1,0 +1,342 @@
+"""The one object an engine talks to. It owns the order of things within a scheduler step.
+
+A step is: ``poll`` (once, before anything is asked), any number of lookups, stores and loads, then
+``end_step``. Nothing here blocks, does I/O, starts a thread or reads a clock: ``now`` is monotonic
+seconds and comes from the caller. All calls come from one thread.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from kvtiers.chunks import ChunkLayout, Key, Lookup, OffloadPolicy, RequestContext
+from kvtiers.core.attached import AttachedTier
+from kvtiers.core.cascade import CascadeOptions, Cascades
+from kvtiers.core.ledger import Ledger, Request
+from kvtiers.core.load import Loads
+from kvtiers.core.promote import PromoteOptions, Promotions
+from kvtiers.core.store import PRIMARY, StorePlan, Stores, UseCounter
+from kvtiers.events import ChunksRemoved, Hop, LookedUp, Reason, Sink
+from kvtiers.host.index import HostIndex
+from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTier
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerOptions:
+    """The core's limits."""
+
+    promote: PromoteOptions = field(default_factory=PromoteOptions)
+    cascade_max_pinned_fraction: float = 0.5
+    store_threshold: int = 0
+    """A chunk is stored once it was offered this often; below 2: at once."""
+    max_tracker_size: int = 64_000
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """Host slots by what they are doing."""
+
+    slots: int
+    resident: int
+    filling: int
+    pinned: int
+    """Resident slots that a transfer reads."""
+    orphaned: int
+
+
+class TieringManager:
+    """Host memory as the gateway between an accelerator and the tiers below."""
+
+    def __init__(
+        self,
+        *,
+        index: HostIndex,
+        layout: ChunkLayout,
+        view: Callable[[int, int, bool], memoryview],
+        tiers: Sequence[SecondaryTier],
+        sink: Sink,
+        options: ManagerOptions | None = None,
+    ) -> None:
+        """``view(slot, nbytes, writable)`` is the memory of one slot, not copied."""
+        options = options or ManagerOptions()
+        self._index = index
+        self._ready = index.ready
+        self._bytes = {g.group.to_bytes(4, "big"): g.chunk_bytes for g in layout.groups}
+        self._view = view
+        self._emit = sink
+        self.tiers = tuple(AttachedTier(t, i + 1) for i, t in enumerate(tiers))
+        self._ledger = Ledger(index)
+        share = options.cascade_max_pinned_fraction / max(1, len(tiers))
+        pinned = max(1, int(index.num_slots * share))
+        self._cascades = Cascades(
+            self._ledger, self.tiers, self._views, sink, CascadeOptions(max_pinned_slots=pinned)
+        )
+        counter = (
+            UseCounter(options.store_threshold, options.max_tracker_size)
+            if options.store_threshold >= 2
+            else None
+        )
+        self._stores = Stores(self._ledger, sink, self._departed, counter)
+        self._loads = Loads(self._ledger, self._departed)
+        self._promotions = Promotions(
+            self._ledger, self.tiers, self._views, sink, self._departed, options.promote
+        )
+        self._touched: list[Key] = []
+        self._now = 0.0
+        self.room_epoch = 0
+        """Grows whenever slots may have become free: time to offer declined chunks again."""
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def on_new_request(self, context: RequestContext) -> Request:
+        """A request arrived. The handle goes with every later call for it."""
+        wants_all = tuple(
+            t for t in self.tiers if t.on_new_request(context) is OffloadPolicy.REQUEST
+        )
+        request = Request(context, wants_all)
+        self._ledger.requests[context.request_id] = request
+        return request
+
+    def request(self, request_id: str) -> Request | None:
+        """The handle of a live request."""
+        return self._ledger.requests.get(request_id)
+
+    def on_request_scheduled(self, request: Request) -> None:
+        """The engine stopped asking and began to compute: what was kept for it is let go."""
+        if request.loading is None:
+            self._ledger.let_go(request)
+        self._settle_lookups(request)
+
+    def on_request_finished(self, request: Request) -> None:
+        """No lookup, store or load for this request will follow; completions may."""
+        if request.finished:
+            return
+        request.finished = True
+        self._ledger.let_go(request)
+        self._settle_lookups(request)
+        for tier in self.tiers:
+            tier.on_request_finished(request.context)
+        if request.loading is None:
+            self._ledger.requests.pop(request.context.request_id, None)
+
+    # -- up: lookup, promote, load ---------------------------------------------------------------
+
+    def lookup(self, key: Key, request: Request) -> Lookup:
+        """The verdict on one chunk; a chunk found below begins its way up."""
+        if key in self._ready and not request.load_failed:
+            request.hits.add(key)
+            if request.waiting_since is not None and key not in request.held:
+                self._ledger.hold_for(request, (key,))
+            return Lookup.HIT
+        if request.load_failed:
+            return Lookup.MISS
+        return self._promotions.seek(key, request, self._now)
+
+    def lookup_many(self, keys: Sequence[Key], request: Request) -> list[Lookup]:
+        """The verdicts on chunks in prefix order, up to and including the first MISS."""
+        ready = self._ready
+        if request.waiting_since is None and not request.load_failed:
+            hit = Lookup.HIT
+            verdicts = [hit for k in keys if k in ready]
+            if len(verdicts) == len(keys):
+                request.hits.update(keys)
+                return verdicts
+        verdicts = []
+        for key in keys:
+            verdicts.append(self.lookup(key, request))
+            if verdicts[-1] is Lookup.MISS:
+                break
+        return verdicts
+
+    def load(self, keys: Sequence[Key], request: Request) -> list[int]:
+        """Pin chunks that were HIT for copying to the accelerator; their slots.
+
+        A chunk that is gone gets the slot -1: the engine must fail that copy and recompute.
+        """
+        slots = self._loads.plan(keys, request)
+        request.hits.update(k for k in keys if k in self._ready)
+        self._settle_lookups(request)
+        return slots
+
+    def complete_load(self, request: Request, ok: bool = True) -> None:
+        """The copy to the accelerator ended. If it failed its chunks are misses from now on."""
+        self._loads.complete(request, ok)
+        self.room_epoch += 1
+        if request.finished:
+            self._ledger.requests.pop(request.context.request_id, None)
+
+    def source(self, key: Key, request: Request) -> AttachedTier | None:
+        """The tier a chunk was promoted from for this request; None if host memory had it."""
+        return request.origin.get(key)
+
+    # -- down: store, cascade --------------------------------------------------------------------
+
+    def store(self, keys: Sequence[Key], request: Request) -> StorePlan:
+        """Reserve slots for offered chunks, in prefix order; what is resident counts as used."""
+        plan = self._stores.plan(keys)
+        if plan.resident:
+            self._touched.extend(plan.resident)
+            if request.wants_all:
+                self._cascades.offer(plan.resident, only=request.wants_all)
+        return plan
+
+    def complete_store(self, keys: Collection[Key], failed: Collection[Key] = ()) -> None:
+        """The copies from the accelerator ended; what did not fail is resident and cascades."""
+        stored = self._stores.complete(keys, failed)
+        self.room_epoch += 1
+        if stored and self.tiers:
+            self._cascades.offer(stored)
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """These chunks were used where this object does not see it, e.g. on the accelerator."""
+        self._index.touch(keys)
+        self._touched.extend(keys)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> None:
+        """Take in what the tiers finished."""
+        self._now = now
+        for tier in self.tiers:
+            for ended in tier.finished():
+                self._ended(tier, ended)
+
+    def end_step(self, now: float) -> None:
+        """Send what the step gathered: promotions first, then cascades, touches and questions."""
+        self.poll(now)
+        self._promotions.flush()
+        self._promotions.expire(now)
+        self._cascades.flush(now)
+        touched, self._touched = self._touched, []
+        for tier in self.tiers:
+            if touched:
+                tier.touch(touched)
+            tier.end_step()
+            for event in tier.take_events():
+                self._emit(event)
+            counts = self._promotions.counts[tier]
+            if counts[0]:
+                self._emit(LookedUp(tier.label, counts[0], counts[1]))
+                counts[0] = counts[1] = 0
+
+    def has_pending_work(self) -> bool:
+        """Whether steps are needed although the engine has nothing to schedule."""
+        return (
+            bool(self._ledger.flights or self._ledger.lingering)
+            or self._promotions.pending
+            or self._cascades.ready(self._now)
+            or any(t.has_pending_work() for t in self.tiers)
+        )
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def reset(self) -> tuple[int, ...]:
+        """Forget everything in host memory; the tiers below keep what they have.
+
+        Returns the slots that the device may still touch. They are not used again until
+        ``release_device`` is told so.
+        """
+        self._promotions.forget_gathered()
+        device = list(self._ledger.storing.values())
+        self._ledger.storing.clear()
+        for request in list(self._ledger.requests.values()):
+            self._ledger.let_go(request)
+            if request.loading is not None:
+                device.extend(request.loading[1])
+                request.loading = None
+            request.hits.clear()
+            request.origin.clear()
+            request.asked.clear()
+            if request.finished:
+                del self._ledger.requests[request.context.request_id]
+        self._cascades.forget()
+        gone = self._index.clear()
+        if gone:
+            self._emit(ChunksRemoved(PRIMARY, tuple(gone), Reason.RESET))
+        return tuple(device)
+
+    def release_device(self, slots: Sequence[int]) -> None:
+        """The device no longer touches these slots, which were in flight at a reset."""
+        self._index.release(list(slots))
+        self.room_epoch += 1
+
+    def drain(self, deadline_s: float, clock: Callable[[], float]) -> bool:
+        """Send and await what is in flight or in a backlog; whether all ended in time."""
+        until = clock() + deadline_s
+        while True:
+            self.end_step(clock())
+            left = until - clock()
+            if not self._ledger.flights and not self._cascades.ready(self._now):
+                return True
+            if left <= 0:
+                return False
+            for tier in self.tiers:
+                tier.drain_jobs(min(left, 1.0))
+
+    def shutdown(self, deadline_s: float, clock: Callable[[], float]) -> None:
+        """Cascade what still can be, then stop the tiers; at most about ``deadline_s``."""
+        until = clock() + deadline_s
+        self.drain(deadline_s / 2, clock)
+        for tier in self.tiers:
+            tier.shutdown(max(0.1, until - clock()))
+
+    @property
+    def use(self) -> HostUse:
+        """What host memory is doing now."""
+        index = self._index
+        filling, orphaned = index.filling_count, index.orphaned
+        pinned = index.held - filling - orphaned
+        return HostUse(index.num_slots, index.resident, filling, pinned, orphaned)
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        self._ledger.check()
+        self._cascades.check()
+
+    def __repr__(self) -> str:
+        return (
+            f"<TieringManager {self._index!r} {self._ledger!r} {self._cascades!r}"
+            f" tiers [{', '.join(t.label for t in self.tiers)}]>"
+        )
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _views(
+        self, keys: Sequence[Key], slots: Sequence[int], writable: bool
+    ) -> tuple[memoryview, ...]:
+        sizes = self._bytes
+        return tuple(
+            self._view(slot, sizes[key[-4:]], writable)
+            for key, slot in zip(keys, slots, strict=True)
+        )
+
+    def _ended(self, tier: AttachedTier, ended: JobOutcome | JobReleased) -> None:
+        self.room_epoch += 1
+        if isinstance(ended, JobReleased):
+            self._ledger.linger_over(ended.job_id)
+            return
+        flight = self._ledger.close(ended.job_id, tier)
+        if flight is None:
+            return
+        if flight.hop is Hop.CASCADE:
+            self._cascades.finish(flight, ended, self._now)
+            return
+        stored = self._promotions.finish(flight, ended)
+        if stored:
+            self._cascades.offer(stored, source=tier)
+
+    def _departed(self, keys: Sequence[Key], reason: Reason) -> None:
+        self._emit(ChunksRemoved(PRIMARY, tuple(keys), reason))
+        self._cascades.departed(keys)
+
+    def _settle_lookups(self, request: Request) -> None:
+        """Lookups of this request are over for now: count each chunk once, touch what was found."""
+        if not request.hits and not request.below:
+            return
+        found = len(request.hits - request.below)
+        self._emit(LookedUp(PRIMARY, found + len(request.below), found))
+        self._touched.extend(request.hits)
+        request.hits.clear()
+        request.below.clear()
+        request.asked.clear()
+        request.counted.clear()
+        request.gave_up = False

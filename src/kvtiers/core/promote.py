@@ -1,0 +1,251 @@
+"""Up 3, promote: secondary tier -> host memory. Who is asked, in which order, and for how long.
+
+Tiers are asked in their configured order. The first HIT wins a slot in host memory and its bytes
+are fetched; a RETRY holds the turn until the lookup deadline, then the next tier decides. What one
+request asks for in a step becomes one job per tier, sent when the step ends.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvtiers.chunks import Key, Lookup
+from kvtiers.core.attached import AttachedTier
+from kvtiers.core.ledger import Asked, Flight, Ledger, Request
+from kvtiers.core.store import PRIMARY, Departed
+from kvtiers.errors import Kind
+from kvtiers.events import (
+    ChunksDeclined,
+    ChunksStored,
+    Hop,
+    LookupTimed,
+    Reason,
+    Sink,
+    TransferFinished,
+    TransferStarted,
+)
+from kvtiers.tiers.base import Job, JobKind, JobOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteOptions:
+    """How long a request waits."""
+
+    lookup_deadline_s: float = 5.0
+    """A tier that still says RETRY after this has missed."""
+    promote_deadline_s: float = 30.0
+    """A request that still waits for chunks after this goes on without them."""
+    promotion_wait_s: float = 0.25
+    """How long a promotion waits for room in host memory that others are about to free."""
+
+
+class Promotions:
+    """Looks below host memory and fetches what is found."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tiers: Sequence[AttachedTier],
+        views: Callable[[Sequence[Key], Sequence[int], bool], tuple[memoryview, ...]],
+        emit: Sink,
+        departed: Departed,
+        options: PromoteOptions,
+    ) -> None:
+        self._ledger = ledger
+        self._index = ledger.index
+        self._tiers = tiers
+        self._views = views
+        self._emit = emit
+        self._departed = departed
+        self._options = options
+        self._gathered: dict[AttachedTier, dict[str, tuple[Request, list[Key], list[int]]]] = {}
+        self.counts: dict[AttachedTier, list[int]] = {t: [0, 0] for t in tiers}
+        """Lookups resolved since the counts were last taken: queries and hits, by tier."""
+
+    def seek(self, key: Key, request: Request, now: float) -> Lookup:
+        """The verdict on a chunk that is not ready in host memory."""
+        if key in self._index.filling:
+            return self._wait(Lookup.HIT_PENDING, request, now)
+        request.below.add(key)
+        if request.gave_up:
+            return Lookup.MISS
+        for tier in self._turns(key, request):
+            verdict = tier.lookup((key,), request.context)[0]
+            if verdict is Lookup.HIT:
+                self._resolved(tier, key, request, now, hit=True)
+                return self._begin(key, tier, request, now)
+            if verdict is not Lookup.MISS and self._may_go_on_asking(tier, key, request, now):
+                return self._wait(Lookup.RETRY, request, now)
+            self._resolved(tier, key, request, now, hit=False)
+        return Lookup.MISS
+
+    def flush(self) -> None:
+        """Send what was gathered in this step: one job per tier and request."""
+        gathered, self._gathered = self._gathered, {}
+        for tier, by_request in gathered.items():
+            for request, keys, slots in by_request.values():
+                self._send(tier, request, tuple(keys), tuple(slots))
+
+    def finish(self, flight: Flight, outcome: JobOutcome) -> tuple[Key, ...]:
+        """A promotion job ended; the chunks that are now ready in host memory."""
+        request = flight.request
+        slot_of = dict(zip(flight.keys, flight.slots, strict=True))
+        failed = [k for k in flight.keys if k not in outcome.done]
+        done = [k for k in flight.keys if k in outcome.done]
+        stored = self._index.settle(done, [slot_of[k] for k in done])
+        if outcome.memory_in_use:
+            self._index.drop([k for k in failed if self._index.filling.get(k) == slot_of[k]])
+            self._ledger.linger(outcome.job_id, [slot_of[k] for k in failed])
+        else:
+            self._index.settle(failed, [slot_of[k] for k in failed], failed)
+        if stored:
+            self._emit(ChunksStored(PRIMARY, tuple(stored)))
+        if request is not None:
+            self._landed(request, flight, stored, failed)
+        self._emit(_finished_event(flight, outcome, len(done), len(failed)))
+        return tuple(stored)
+
+    def expire(self, now: float) -> None:
+        """Let requests go on that have waited too long."""
+        late = [
+            r
+            for r in self._ledger.waiting.values()
+            if r.waiting_since is not None
+            and now - r.waiting_since >= self._options.promote_deadline_s
+        ]
+        for request in late:
+            self._ledger.let_go(request)
+            request.gave_up = True
+            self._emit(ChunksDeclined(Hop.PROMOTE, PRIMARY, request.promoting, Reason.TIMEOUT))
+
+    def forget_gathered(self) -> None:
+        """Host memory is about to be reset: nothing that was gathered will be sent."""
+        for by_request in self._gathered.values():
+            for request, keys, slots in by_request.values():
+                request.promoting -= len(keys)
+                self._index.settle(keys, slots, keys)
+        self._gathered.clear()
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything waits for the end of the step."""
+        return bool(self._gathered)
+
+    def _turns(self, key: Key, request: Request) -> list[AttachedTier]:
+        asked = request.asked.get(key)
+        turn = asked.turn if asked else 0
+        allows = request.context.tier_filter.allows
+        return [t for t in self._tiers[turn:] if allows(t.medium, t.locality)]
+
+    def _may_go_on_asking(self, tier: AttachedTier, key: Key, request: Request, now: float) -> bool:
+        turn = tier.position - 1
+        asked = request.asked.get(key)
+        if asked is None or asked.turn != turn:
+            request.asked[key] = Asked(turn, now)
+            return True
+        if now - asked.since < self._options.lookup_deadline_s:
+            return True
+        request.asked[key] = Asked(turn + 1, now)
+        return False
+
+    def _resolved(
+        self, tier: AttachedTier, key: Key, request: Request, now: float, *, hit: bool
+    ) -> None:
+        mark = (tier.position, key)
+        if mark in request.counted:
+            return
+        request.counted.add(mark)
+        counts = self.counts[tier]
+        counts[0] += 1
+        counts[1] += hit
+        asked = request.asked.get(key)
+        if asked is not None and asked.turn == tier.position - 1:
+            self._emit(LookupTimed(tier.label, waited_s=now - asked.since))
+
+    def _wait(self, verdict: Lookup, request: Request, now: float) -> Lookup:
+        if request.gave_up:
+            return Lookup.MISS
+        self._start_waiting(request, now)
+        return verdict
+
+    def _start_waiting(self, request: Request, now: float) -> None:
+        if request.waiting_since is None:
+            request.waiting_since = now
+            self._ledger.waiting[request.context.request_id] = request
+            self._ledger.hold_for(request, request.hits)
+
+    def _begin(self, key: Key, tier: AttachedTier, request: Request, now: float) -> Lookup:
+        self._start_waiting(request, now)
+        taken = self._index.reserve((key,))
+        if not taken.keys:
+            return self._no_room(tier, request, now)
+        if taken.evicted:
+            self._departed(taken.evicted, Reason.EVICTED)
+        request.promoting += 1
+        request.origin[key] = tier
+        name = request.context.request_id
+        _, keys, slots = self._gathered.setdefault(tier, {}).setdefault(name, (request, [], []))
+        keys.append(key)
+        slots.append(taken.slots[0])
+        return Lookup.HIT_PENDING
+
+    def _no_room(self, tier: AttachedTier, request: Request, now: float) -> Lookup:
+        """Wait a little if others will free slots; if only this request holds them, never."""
+        if request.no_room_since is None:
+            request.no_room_since = now
+        own = len(request.held) + request.promoting
+        others = self._index.held - own
+        if others > 0 and now - request.no_room_since < self._options.promotion_wait_s:
+            return Lookup.RETRY
+        self._emit(ChunksDeclined(Hop.PROMOTE, tier.label, 1, Reason.NO_ROOM))
+        return Lookup.MISS
+
+    def _send(
+        self, tier: AttachedTier, request: Request, keys: tuple[Key, ...], slots: tuple[int, ...]
+    ) -> None:
+        flight = Flight(Hop.PROMOTE, tier, keys, slots, request)
+        job_id = self._ledger.open(flight)
+        views = self._views(keys, slots, True)
+        self._emit(TransferStarted(Hop.PROMOTE, tier.label, len(keys)))
+        job = Job(job_id, JobKind.LOAD, keys, slots, views, request.context)
+        if tier.submit_load(job):
+            return
+        self._ledger.close(job_id, tier)
+        self._index.settle(keys, slots, keys)
+        self._landed(request, flight, (), keys)
+        refused = JobOutcome(job_id, ())
+        self._emit(_finished_event(flight, refused, 0, len(keys), Reason.PRESSURE))
+
+    def _landed(
+        self, request: Request, flight: Flight, stored: Sequence[Key], failed: Sequence[Key]
+    ) -> None:
+        request.promoting -= len(flight.keys)
+        if request.finished:
+            return
+        if request.waiting_since is not None:
+            self._ledger.hold_for(request, stored)
+        for key in failed:
+            request.origin.pop(key, None)
+            request.asked[key] = Asked(flight.tier.position, 0.0)
+
+
+def _finished_event(
+    flight: Flight, outcome: JobOutcome, done: int, failed: int, reason: Reason | None = None
+) -> TransferFinished:
+    if reason is None and failed:
+        reason = reason_of([e.kind for e in outcome.failed.values()])
+    return TransferFinished(
+        flight.hop, flight.tier.label, done, failed, outcome.bytes, outcome.seconds, reason
+    )
+
+
+def reason_of(kinds: Sequence[Kind]) -> Reason:
+    """The reason to report for a job that failed with these kinds of error."""
+    for kind, reason in (
+        (Kind.TIMEOUT, Reason.TIMEOUT),
+        (Kind.CORRUPT, Reason.CORRUPT),
+        (Kind.VANISHED, Reason.VANISHED),
+        (Kind.FULL, Reason.NO_ROOM),
+    ):
+        if kind in kinds:
+            return reason
+    return Reason.FAILED

@@ -1,0 +1,114 @@
+"""Down 1, store: accelerator -> host memory. Which chunks get a slot, and when they count."""
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtiers.chunks import Key
+from kvtiers.core.ledger import Ledger
+from kvtiers.events import (
+    ChunksDeclined,
+    ChunksStored,
+    Hop,
+    Reason,
+    Sink,
+    StoreOffered,
+)
+
+PRIMARY = "0:primary"
+"""Label of the primary tier in metrics and events."""
+
+
+class Departed(Protocol):
+    """Told when chunks leave host memory."""
+
+    def __call__(self, keys: Sequence[Key], reason: Reason) -> None:
+        """``keys`` are resident no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """What to copy: chunk ``keys[i]`` into slot ``slots[i]``."""
+
+    keys: list[Key]
+    slots: list[int]
+    evicted: list[Key]
+    declined: list[Key]
+    """Chunks for which there was no room; offer them again when there is."""
+    resident: list[Key]
+    """Offered chunks that host memory has already."""
+
+
+class UseCounter:
+    """How often each chunk was offered, for the most recently offered ``capacity`` chunks."""
+
+    def __init__(self, threshold: int, capacity: int) -> None:
+        self._threshold = threshold
+        self._capacity = capacity
+        self._counts: OrderedDict[Key, int] = OrderedDict()
+
+    def admit(self, keys: Sequence[Key]) -> list[Key]:
+        """Count one offer of each key; those that were offered often enough."""
+        admitted = []
+        for key in keys:
+            count = self._counts.pop(key, 0) + 1
+            self._counts[key] = count
+            if count >= self._threshold:
+                admitted.append(key)
+        while len(self._counts) > self._capacity:
+            self._counts.popitem(last=False)
+        return admitted
+
+
+class Stores:
+    """Reserves slots for chunks the engine offers, and confirms them when they are copied."""
+
+    def __init__(
+        self, ledger: Ledger, emit: Sink, departed: Departed, counter: UseCounter | None
+    ) -> None:
+        self._ledger = ledger
+        self._index = ledger.index
+        self._emit = emit
+        self._departed = departed
+        self._counter = counter
+
+    def plan(self, keys: Sequence[Key]) -> StorePlan:
+        """Reserve slots for the offered chunks that are absent, first ones first."""
+        ready, filling = self._index.ready, self._index.filling
+        resident = [k for k in keys if k in ready]
+        absent = [k for k in keys if k not in ready and k not in filling]
+        if resident:
+            self._index.touch(resident)
+        if self._counter is not None and absent:
+            absent = self._admit(absent)
+        if not absent:
+            return StorePlan([], [], [], [], resident)
+        self._emit(StoreOffered(len(absent)))
+        taken = self._index.reserve(absent, protected=resident)
+        self._ledger.storing.update(zip(taken.keys, taken.slots, strict=True))
+        if taken.evicted:
+            self._departed(taken.evicted, Reason.EVICTED)
+        declined = absent[len(taken.keys) :]
+        if declined:
+            self._emit(ChunksDeclined(Hop.STORE, PRIMARY, len(declined), Reason.NO_ROOM))
+        return StorePlan(
+            list(taken.keys), list(taken.slots), list(taken.evicted), declined, resident
+        )
+
+    def complete(self, keys: Collection[Key], failed: Collection[Key]) -> list[Key]:
+        """The device wrote, or failed to write, these chunks; those that are now resident."""
+        known = [k for k in keys if k in self._ledger.storing]
+        slots = [self._ledger.storing.pop(k) for k in known]
+        stored = self._index.settle(known, slots, failed)
+        if stored:
+            self._emit(ChunksStored(PRIMARY, tuple(stored)))
+        return stored
+
+    def _admit(self, absent: list[Key]) -> list[Key]:
+        assert self._counter is not None
+        admitted = self._counter.admit(absent)
+        if len(admitted) < len(absent):
+            skipped = len(absent) - len(admitted)
+            self._emit(ChunksDeclined(Hop.STORE, PRIMARY, skipped, Reason.THRESHOLD))
+        return admitted

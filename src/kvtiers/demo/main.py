@@ -1,0 +1,107 @@
+"""``kvtiers demo``: four passes, a table, a picture, a verdict."""
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from kvtiers.demo.history import Request, build_history
+from kvtiers.demo.passes import START_STEPS, Stage, restarts, run_pass
+from kvtiers.demo.plan import Break, Mode, read_geometry
+from kvtiers.demo.plot import plot_records
+from kvtiers.demo.progress import Progress
+from kvtiers.demo.records import Records
+from kvtiers.demo.report import ROUNDING_NOTE, summary_table, turn_tables, write_json
+from kvtiers.demo.sweep import run_sweep
+from kvtiers.demo.verdict import judge
+from kvtiers.errors import ConfigError, KVTiersError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the demo."""
+    parser.add_argument("--model", type=Path, default=Path(".models/SmolLM2-135M-Instruct"))
+    parser.add_argument("--output", type=Path, default=Path("demo-results"))
+    parser.add_argument("--sweep", action="store_true", help="requests/s of growing pools instead")
+    parser.add_argument(
+        "--break",
+        dest="broken",
+        choices=[b.value for b in Break],
+        help="spoil a tier on purpose: the demo must say RESULT failed",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo; 0 if it showed what it claims, 1 if not.
+
+    The last line on stdout is ``RESULT ok ...`` or ``RESULT failed ...``.
+    """
+    end_on_signal()
+    try:
+        return _run(arguments)
+    except KVTiersError as e:
+        sentence, _, details = str(e).partition("\n")
+        if details:
+            print(details, file=sys.stderr)
+        print(f"RESULT failed {sentence.rstrip(':')}")
+        return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    output: Path = arguments.output
+    if not (arguments.model / "config.json").exists():
+        raise ConfigError(f"--model {arguments.model} holds no config.json: run make model first")
+    broken = Break(arguments.broken) if arguments.broken else None
+    logs = output / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    # Beside the results and not in /tmp, which may be memory.
+    scratch = Path(tempfile.mkdtemp(dir=output, prefix=".disk-"))
+    try:
+        history = build_history()
+        progress = Progress(_steps(history))
+        stage = Stage(
+            arguments.model, read_geometry(arguments.model), logs, scratch, progress, broken
+        )
+        if arguments.sweep:
+            return run_sweep(stage, output)
+        records = _run_passes(history, stage)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return conclude(records, output)
+
+
+def _run_passes(history: Sequence[Request], stage: Stage) -> Records:
+    try:
+        return {mode: run_pass(mode, history, stage) for mode in Mode}
+    finally:
+        stage.progress.close()
+
+
+def conclude(records: Records, output: Path) -> int:
+    """Judge, write and print the records; the exit status."""
+    verdict = judge(records)
+    write_json(output / "demo.json", records, verdict)
+    plot_records(output / "demo.png", records)
+    print(turn_tables(records), "\n")
+    print(summary_table(records), "\n")
+    print(ROUNDING_NOTE, "\n")
+    print(f"All numbers: {output / 'demo.json'}   picture: {output / 'demo.png'}")
+    print(verdict)
+    return 0 if verdict.ok else 1
+
+
+def _steps(history: Sequence[Request]) -> int:
+    return sum(restarts(mode) * START_STEPS + len(history) for mode in Mode)
+
+
+def end_on_signal() -> None:
+    """Make SIGTERM unwind the stack, so that servers are stopped as after Ctrl-C."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)

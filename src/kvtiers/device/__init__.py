@@ -1,0 +1,1 @@
+"""Accelerator <-> host bytes, on the worker side; the only home of torch outside ``engines``."""

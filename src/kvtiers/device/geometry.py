@@ -1,0 +1,324 @@
+"""Where the bytes of device blocks lie inside a chunk. Pure: numbers in, numbers out.
+
+Canonical order, version 1. A chunk of a group holds the group's layers in order; of each layer the
+``blocks_per_chunk`` canonical pages one after the other; then zeros up to a multiple of
+``PAGE_BYTES``. A canonical page has the bytes that tensor-parallel size 1 would have. Where KV
+heads are outermost in it, the heads of every rank are one contiguous part of each page, so that
+each rank copies its own slice and no rank needs to know how many others there are.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from kvtiers.chunks import ChunkLayout, GroupLayout, round_up
+from kvtiers.errors import Kind, KVTiersError
+
+ORDER = "layer-major"
+ORDER_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``count`` fragments of ``nbytes`` bytes, equally spaced on both sides. All in bytes."""
+
+    device_offset: int
+    """Start of the first fragment in the rank's own page of a device block."""
+    page_offset: int
+    """Start of the first fragment in the canonical page."""
+    nbytes: int
+    count: int = 1
+    device_stride: int = 0
+    page_stride: int = 0
+
+    def device_spans(self) -> Iterator[tuple[int, int]]:
+        """(start, stop) of every fragment in the rank's own page."""
+        return _spans(self.device_offset, self.device_stride, self.nbytes, self.count)
+
+    def page_spans(self) -> Iterator[tuple[int, int]]:
+        """(start, stop) of every fragment in the canonical page."""
+        return _spans(self.page_offset, self.page_stride, self.nbytes, self.count)
+
+
+def _spans(offset: int, stride: int, nbytes: int, count: int) -> Iterator[tuple[int, int]]:
+    return ((offset + i * stride, offset + i * stride + nbytes) for i in range(count))
+
+
+def coalesce(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """The same bytes in as few runs as their order in the device page allows."""
+    joined: list[Run] = []
+    for run in sorted(map(_dense, runs), key=lambda r: r.device_offset):
+        last = joined[-1] if joined else None
+        if last is not None and _touch(last, run):
+            joined[-1] = Run(last.device_offset, last.page_offset, last.nbytes + run.nbytes)
+        else:
+            joined.append(run)
+    return tuple(joined)
+
+
+def _dense(run: Run) -> Run:
+    """``run`` as one fragment if its fragments touch on both sides, and without idle strides."""
+    if run.count == 1 or run.device_stride == run.page_stride == run.nbytes:
+        return Run(run.device_offset, run.page_offset, run.nbytes * run.count)
+    return run
+
+
+def _touch(a: Run, b: Run) -> bool:
+    return (
+        a.count == b.count == 1
+        and a.device_offset + a.nbytes == b.device_offset
+        and a.page_offset + a.nbytes == b.page_offset
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PageMap:
+    """One layer of one group on one rank: how its page maps into the canonical page."""
+
+    tensor: int
+    """Index of the device tensor that holds the layer."""
+    local_bytes: int
+    """Bytes of the rank's own page, without padding."""
+    canonical_bytes: int
+    runs: tuple[Run, ...]
+    num_writers: int = 1
+    """Number of ranks that hold these very bytes and take turns to store them."""
+    writer_index: int = 0
+    portable: bool = True
+    """Whether the canonical bytes are the same under every parallel configuration."""
+
+    def writes(self, place: int) -> bool:
+        """Whether this rank stores the page at ``place`` (see :meth:`Geometry.place`)."""
+        return place % self.num_writers == self.writer_index
+
+    def check(self) -> None:
+        """Raise AssertionError unless the runs hold the local page exactly once."""
+        local = sorted(span for run in self.runs for span in run.device_spans())
+        assert local, f"no runs in {self!r}"
+        ends = [0, *(stop for _, stop in local)]
+        starts = [*(start for start, _ in local), self.local_bytes]
+        assert starts == ends, f"runs do not tile the local page of tensor {self.tensor}"
+        page = sorted(span for run in self.runs for span in run.page_spans())
+        inside = page[0][0] >= 0 and page[-1][1] <= self.canonical_bytes
+        assert inside, f"runs leave the canonical page of tensor {self.tensor}"
+        apart = all(a[1] <= b[0] for a, b in pairwise(page))
+        assert apart, f"runs of tensor {self.tensor} overlap in the canonical page"
+        turn = 0 <= self.writer_index < self.num_writers
+        assert turn, f"writer {self.writer_index} of {self.num_writers} never has a turn"
+
+
+def opaque_page(tensor: int, page_bytes: int, num_ranks: int, rank: int) -> PageMap:
+    """A page nobody certifies: each rank's bytes whole, at a place no other rank writes."""
+    return PageMap(
+        tensor=tensor,
+        local_bytes=page_bytes,
+        canonical_bytes=num_ranks * page_bytes,
+        runs=(Run(0, rank * page_bytes, page_bytes),),
+        portable=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGeometry:
+    """The layers of one KV-cache group, in order."""
+
+    group: int
+    tokens_per_chunk: int
+    pages: tuple[PageMap, ...]
+    keeps_every_chunk: bool = True
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The chunks of all groups, as one rank sees them. ``groups[i].group`` is ``i``."""
+
+    groups: tuple[GroupGeometry, ...]
+    blocks_per_chunk: int
+    rank: int = 0
+    slot_bytes: int = field(init=False)
+    """Bytes of one host slot: the largest chunk of any group."""
+    _starts: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        starts = tuple(_layer_starts(g.pages, self.blocks_per_chunk) for g in self.groups)
+        object.__setattr__(self, "_starts", starts)
+        object.__setattr__(self, "slot_bytes", max(round_up(s[-1]) for s in starts))
+
+    def payload_bytes(self, group: int) -> int:
+        """Bytes of the pages of one chunk, without the zeros at its end."""
+        return self._starts[group][-1]
+
+    def chunk_bytes(self, group: int) -> int:
+        """Bytes of one chunk: a multiple of ``PAGE_BYTES``."""
+        return round_up(self.payload_bytes(group))
+
+    def page_start(self, group: int, layer_index: int, sub_block: int) -> int:
+        """Where the canonical page of a layer's ``sub_block`` starts in the chunk (bytes)."""
+        page = self.groups[group].pages[layer_index]
+        return self._starts[group][layer_index] + sub_block * page.canonical_bytes
+
+    def place(self, slot: int, sub_block: int) -> int:
+        """A number for one block's room in host memory, equal on all ranks: it rotates writers."""
+        return slot * self.blocks_per_chunk + sub_block
+
+    def portable(self, group: int) -> bool:
+        """Whether the chunks of ``group`` are the same under every parallel configuration."""
+        return all(page.portable for page in self.groups[group].pages)
+
+    def fragments_per_chunk(self, group: int) -> int:
+        """Separate pieces this rank copies for a whole chunk: what its copies cost."""
+        fragments = sum(run.count for page in self.groups[group].pages for run in page.runs)
+        return fragments * self.blocks_per_chunk
+
+    def layout(self) -> ChunkLayout:
+        """Sizes of the chunks, for those who need not know what is in them."""
+        return ChunkLayout(
+            tuple(
+                GroupLayout(
+                    g.group, self.chunk_bytes(g.group), g.tokens_per_chunk, g.keeps_every_chunk
+                )
+                for g in self.groups
+            )
+        )
+
+    def certificate(self) -> dict[str, Any]:
+        """What the byte format depends on, as JSON values, equal on every rank.
+
+        For portable groups it does not depend on the number of ranks either. A group that is not
+        portable says so: whoever names its bytes must add the whole topology.
+        """
+        return {
+            "order": ORDER,
+            "version": ORDER_VERSION,
+            "blocks_per_chunk": self.blocks_per_chunk,
+            "groups": [
+                {
+                    "tokens_per_chunk": g.tokens_per_chunk,
+                    "portable": self.portable(g.group),
+                    "page_bytes": [page.canonical_bytes for page in g.pages],
+                }
+                for g in self.groups
+            ],
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant, if any."""
+        assert self.blocks_per_chunk >= 1, "a chunk holds no block"
+        for index, group in enumerate(self.groups):
+            assert group.group == index, f"group {group.group} stands at place {index}"
+            assert group.pages, f"group {index} has no layers"
+            for page in group.pages:
+                page.check()
+
+    def __repr__(self) -> str:
+        layers = "+".join(str(len(g.pages)) for g in self.groups)
+        return (
+            f"<Geometry rank {self.rank}: {layers} layers, {self.blocks_per_chunk} blocks a chunk, "
+            f"slots of {self.slot_bytes} bytes>"
+        )
+
+
+def _layer_starts(pages: Sequence[PageMap], blocks_per_chunk: int) -> tuple[int, ...]:
+    """Where each layer starts in a chunk, then where the last one ends."""
+    starts = [0]
+    for page in pages:
+        starts.append(starts[-1] + page.canonical_bytes * blocks_per_chunk)
+    return tuple(starts)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCopy:
+    """The blocks to move between the device and one chunk."""
+
+    group: int
+    slot: int
+    blocks: tuple[tuple[int, int], ...]
+    """(sub-block, device block), sub-blocks ascending."""
+    missing: tuple[int, ...] = ()
+    """Sub-blocks that have no device block: a store leaves zeros there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """What one job moves; each chunk in a slot of its own."""
+
+    chunks: tuple[ChunkCopy, ...]
+
+    def __repr__(self) -> str:
+        blocks = sum(len(chunk.blocks) for chunk in self.chunks)
+        return f"<CopyPlan: {blocks} blocks in {len(self.chunks)} chunks>"
+
+
+def plan_copies(
+    group_sizes: Sequence[int],
+    block_indices: Sequence[int],
+    device_block_ids: Sequence[int],
+    slot_ids: Sequence[int],
+    geometry: Geometry,
+) -> CopyPlan:
+    """Expand a transfer into chunks.
+
+    Group by group, ``group_sizes[g]`` of the ``device_block_ids`` are consecutive blocks of the
+    request, the first being its block number ``block_indices[g]``; so the first chunk of a group
+    may begin in its middle and the last may end early. Each chunk takes the next of ``slot_ids``.
+    Raises KVTiersError (``Kind.BROKEN``) if the numbers do not fit together.
+    """
+    per_chunk = geometry.blocks_per_chunk
+    _check_counts(group_sizes, block_indices, len(device_block_ids), geometry)
+    device, slots = iter(device_block_ids), iter(slot_ids)
+    chunks: list[ChunkCopy] = []
+    for group, (size, first) in enumerate(zip(group_sizes, block_indices, strict=True)):
+        begin, end = first % per_chunk, first % per_chunk + size
+        for base in range(0, end if size else 0, per_chunk):
+            subs = range(max(begin - base, 0), min(end - base, per_chunk))
+            slot = next(slots, None)
+            if slot is None:
+                raise _inconsistent(
+                    f"the chunks of group {group} need more than {len(slot_ids)} slots"
+                )
+            blocks = tuple((sub, int(next(device))) for sub in subs)
+            missing = tuple(sub for sub in range(per_chunk) if sub not in subs)
+            chunks.append(ChunkCopy(group, int(slot), blocks, missing))
+    if next(slots, None) is not None:
+        raise _inconsistent(f"only {len(chunks)} of {len(slot_ids)} slots are needed")
+    return CopyPlan(tuple(chunks))
+
+
+def _check_counts(
+    group_sizes: Sequence[int], block_indices: Sequence[int], blocks: int, geometry: Geometry
+) -> None:
+    groups = len(geometry.groups)
+    if not len(group_sizes) == len(block_indices) == groups:
+        given = f"{len(group_sizes)} sizes and {len(block_indices)} block indices"
+        raise _inconsistent(f"{given} were given for {groups} groups")
+    if min(*group_sizes, *block_indices) < 0:
+        raise _inconsistent("a group size or block index is negative")
+    if sum(group_sizes) != blocks:
+        raise _inconsistent(f"{blocks} blocks were given for groups of {list(group_sizes)}")
+
+
+def _inconsistent(what: str) -> KVTiersError:
+    return KVTiersError(
+        f"A transfer does not fit the KV cache: {what}; please report this with the engine's "
+        "version.",
+        kind=Kind.BROKEN,
+        operation="plan copies",
+    )
+
+
+def unwritten(geometry: Geometry, chunk: ChunkCopy) -> Iterator[Run]:
+    """What this rank must zero when it stores ``chunk``: ``page_offset`` counts from the slot.
+
+    Of a missing sub-block, the bytes that this rank would have written; the end of the chunk on
+    rank 0 only. So no rank zeroes what another one writes, and together they leave no old byte.
+    """
+    for layer, page in enumerate(geometry.groups[chunk.group].pages):
+        for sub in chunk.missing:
+            if page.writes(geometry.place(chunk.slot, sub)):
+                start = geometry.page_start(chunk.group, layer, sub)
+                for run in page.runs:
+                    yield Run(0, start + run.page_offset, run.nbytes, run.count, 0, run.page_stride)
+    payload, whole = geometry.payload_bytes(chunk.group), geometry.chunk_bytes(chunk.group)
+    if geometry.rank == 0 and payload < whole:
+        yield Run(0, payload, whole - payload)

@@ -1,0 +1,128 @@
+"""Regular patterns in memory, so that few strided numpy assignments move many blocks.
+
+Each assignment gives up the GIL and must get it back from a busy model thread, which may take
+milliseconds; so what is equally spaced, layers included, is moved by one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kvtiers.device.geometry import CopyPlan, Geometry, PageMap, unwritten
+
+if TYPE_CHECKING:
+    import torch
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Segment(NamedTuple):
+    """``blocks`` blocks whose slots, sub-blocks and device blocks are equally spaced."""
+
+    slot: int
+    sub: int
+    block: int
+    blocks: int = 1
+    slot_step: int = 0
+    sub_step: int = 0
+    block_step: int = 0
+
+
+def segments(places: Iterable[tuple[int, int, int]]) -> list[Segment]:
+    """Gather (slot, sub-block, device block) triples, in order, into few segments."""
+    found: list[Segment] = []
+    before = (0, 0, 0)
+    for place in places:
+        steps = (place[0] - before[0], place[1] - before[1], place[2] - before[2])
+        if found and found[-1].blocks == 1:
+            found[-1] = Segment(*found[-1][:3], 2, *steps)
+        elif found and steps == found[-1][4:]:
+            found[-1] = found[-1]._replace(blocks=found[-1].blocks + 1)
+        else:
+            found.append(Segment(*place))
+        before = place
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layers:
+    """Neighbouring layers with equal pages, equally spaced in one storage: one copy moves all."""
+
+    device: Bytes
+    """The whole storage."""
+    device_start: int
+    device_step: int
+    """From one layer to the next."""
+    block_step: int
+    """From one block to the next."""
+    num_blocks: int
+    page: PageMap
+    first: int
+    """Index of the first of these layers in its group."""
+    count: int = 1
+
+
+def layer_of(tensor: "torch.Tensor", page: PageMap, index: int) -> Layers:
+    """One layer alone: ``tensor`` is (blocks, bytes of a padded page) of one-byte elements."""
+    storage = tensor.as_strided((tensor.untyped_storage().nbytes(),), (1,), 0)
+    return Layers(
+        device=storage.numpy().view(np.uint8),
+        device_start=tensor.storage_offset(),
+        device_step=0,
+        block_step=tensor.stride(0),
+        num_blocks=tensor.shape[0],
+        page=page,
+        first=index,
+    )
+
+
+def _extended(layers: Layers, new: Layers) -> Layers | None:
+    """``layers`` with ``new`` at their end, or None if that is not one regular pattern."""
+    step = new.device_start - layers.device_start
+    if layers.count > 1:
+        step -= layers.device_step * (layers.count - 1)
+    same = (
+        _bytes_alike(layers.page) == _bytes_alike(new.page)
+        and layers.device.ctypes.data == new.device.ctypes.data
+        and (layers.block_step, layers.num_blocks) == (new.block_step, new.num_blocks)
+        and (layers.count == 1 or step == layers.device_step)
+    )
+    if not same:
+        return None
+    return replace(layers, device_step=step, count=layers.count + 1)
+
+
+def _bytes_alike(page: PageMap) -> tuple[object, ...]:
+    return (page.canonical_bytes, page.runs, page.num_writers, page.writer_index)
+
+
+def gather_layers(tensors: Sequence["torch.Tensor"], pages: Sequence[PageMap]) -> list[Layers]:
+    """The layers of a group, in order, in as few regular patterns as their memory allows."""
+    gathered: list[Layers] = []
+    for index, page in enumerate(pages):
+        new = layer_of(tensors[page.tensor], page, index)
+        longer = _extended(gathered[-1], new) if gathered else None
+        if longer is None:
+            gathered.append(new)
+        else:
+            gathered[-1] = longer
+    return gathered
+
+
+def zero_unwritten(host: Bytes, geometry: Geometry, plan: CopyPlan) -> None:
+    """Zero what a store of ``plan`` leaves unwritten, so that no slot shows its previous bytes.
+
+    ``host`` is the area of the slots. Only this rank's share: see :func:`geometry.unwritten`.
+    """
+    for chunk in plan.chunks:
+        start = chunk.slot * geometry.slot_bytes
+        for run in unwritten(geometry, chunk):
+            shape, strides = (run.count, run.nbytes), (run.page_stride, 1)
+            window(host, shape, start + run.page_offset, strides)[:] = 0
+
+
+def window(buffer: Bytes, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]) -> Bytes:
+    """A strided view; numpy refuses one that would leave ``buffer``."""
+    return np.ndarray(shape, np.uint8, buffer, offset, strides)

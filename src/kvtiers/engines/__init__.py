@@ -1,0 +1,1 @@
+"""Adapters: the only code that knows an engine."""

@@ -1,0 +1,120 @@
+"""What only the connector knows of an engine, and the spec needs: gathered once, passed along."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    UniformTypeKVCacheSpecs,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig
+
+from kvtiers.engines.vllm.identity import cpu_byte_format, identity_from_vllm
+from kvtiers.engines.vllm.namespace import GroupSpan, Identity
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """One KV-cache group that is offloaded."""
+
+    span: GroupSpan
+    keeps_every_chunk: bool
+    spec: KVCacheSpec = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """An engine, seen by its connector."""
+
+    instance: str
+    """Tells apart two engines that were given the same engine id."""
+    device: str
+    """vLLM's device type: ``cpu``, ``cuda``, ..."""
+    kv_cache_layout: str
+    kv_cache_dtype: str
+    model_dtype: Any
+    groups: tuple[GroupFacts, ...]
+    identify: Callable[[str | None], Identity] = field(repr=False)
+    """Reads the engine's identity, the checkpoint included; takes the user's model digest."""
+    packing: str = "unknown"
+    """How K and V lie in a page: see :func:`packing_of`."""
+
+    def with_packing(self, kv_caches: Mapping[str, Any]) -> "EngineFacts":
+        """The same, with what the device tensors tell."""
+        return replace(self, packing=packing_of(kv_caches))
+
+    def byte_formats(self) -> list[str]:
+        """The id of the bytes of each group's pages."""
+        return [self._byte_format(g.spec) for g in self.groups]
+
+    def _byte_format(self, spec: KVCacheSpec) -> str:
+        if self.device == "cpu" and isinstance(spec, AttentionSpec):
+            return cpu_byte_format(
+                self.model_dtype, spec.block_size, spec.head_size, self.kv_cache_dtype
+            )
+        if self.device == "cpu":
+            return f"cpu-{type(spec).__name__}"
+        return f"{self.kv_cache_layout.lower()}-{self.packing}"
+
+
+def packing_of(kv_caches: Mapping[str, Any]) -> str:
+    """``packed`` (K beside V per head), ``split`` (K before V per block), else the ranks seen."""
+    kinds = set()
+    for tensor in kv_caches.values():
+        shape = tuple(getattr(tensor, "shape", ()))
+        if len(shape) == 4:
+            kinds.add("packed")
+        elif len(shape) == 5 and shape[1] == 2:
+            kinds.add("split")
+        else:
+            kinds.add(f"rank{len(shape)}")
+    return "+".join(sorted(kinds)) or "none"
+
+
+def gather(vllm_config: Any, kv_cache_config: Any, config: OffloadingConfig) -> EngineFacts:
+    """Read the facts from vLLM's configuration."""
+    cache = vllm_config.cache_config
+    groups = tuple(
+        _group_facts(group, kv_cache_config.kv_cache_groups[group.group_id], config)
+        for group in config.groups
+    )
+    tokens_per_hash = config.cache.tokens_per_hash
+    return EngineFacts(
+        instance=str(vllm_config.instance_id),
+        device=str(vllm_config.device_config.device_type),
+        kv_cache_layout=str(config.kv_cache_layout or "unknown"),
+        kv_cache_dtype=str(cache.cache_dtype),
+        model_dtype=vllm_config.model_config.dtype,
+        groups=groups,
+        identify=lambda digest: identity_from_vllm(
+            vllm_config, tokens_per_hash=tokens_per_hash, digest=digest
+        ),
+    )
+
+
+def _group_facts(group: Any, cache_group: Any, config: OffloadingConfig) -> GroupFacts:
+    spec = _representative(cache_group.kv_cache_spec)
+    window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+    full = isinstance(spec, FullAttentionSpec) and not window
+    return GroupFacts(
+        span=GroupSpan(
+            group=group.group_id,
+            kind=type(spec).__name__,
+            tokens_per_block=group.tokens_per_block,
+            blocks_per_chunk=config.cache.blocks_per_chunk,
+            window_tokens=window,
+            layers=tuple(group.layer_names),
+        ),
+        keeps_every_chunk=full,
+        spec=spec,
+    )
+
+
+def _representative(spec: KVCacheSpec) -> KVCacheSpec:
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        specs: Sequence[KVCacheSpec] = tuple(spec.kv_cache_specs.values())
+        return specs[0]
+    return spec

@@ -1,0 +1,324 @@
+"""vLLM's ``OffloadingManager`` over our core: names and values are translated, nothing decided.
+
+A fault of ours must never end the engine: whatever escapes the core makes this manager inert -
+every lookup is a miss, nothing is stored any more - and is logged once with its traceback.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+from vllm.v1.kv_offload.base import (
+    LoadStoreSpec,
+    LookupResult,
+    OffloadingEvent,
+    OffloadingManager,
+    OffloadKey,
+    OffloadPolicy,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.base import TierFilter as VllmTierFilter
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvtiers.chunks import Key, Lookup, RequestContext, TierFilter, TierMatch, key_group
+from kvtiers.core.ledger import Request
+from kvtiers.core.manager import TieringManager
+from kvtiers.engines.vllm.events import KVEvents
+from kvtiers.engines.vllm.metrics import StatsExporter
+from kvtiers.events import LookupTimed, Sink
+
+logger = logging.getLogger("kvtiers")
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+_HIT, _MISS = LookupResult.HIT, LookupResult.MISS
+_SAMPLE_EVERY = 32
+"""One lookup in so many is timed: reading the clock costs as much as a hit."""
+_ORPHAN_STEPS = 4
+"""Steps after a reset by which a worker has surely flushed, where the engine does not tell."""
+
+
+def _fenced(otherwise: Callable[[], Any]) -> Callable[[M], M]:
+    """Answer ``otherwise()`` when inert, and become inert when the method raises."""
+
+    def wrap(method: M) -> M:
+        @functools.wraps(method)
+        def call(self: "VllmManager", *args: Any, **kwargs: Any) -> Any:
+            if self.inert:
+                return otherwise()
+            try:
+                return method(self, *args, **kwargs)
+            except Exception:
+                self._become_inert(method.__name__)
+                return otherwise()
+
+        return cast(M, call)
+
+    return wrap
+
+
+class VllmManager(OffloadingManager):
+    """One per engine, in the scheduler process."""
+
+    def __init__(
+        self,
+        core: TieringManager,
+        *,
+        clock: Callable[[], float],
+        stats: StatsExporter,
+        events: KVEvents,
+        sink: Sink,
+        on_shutdown: Callable[[], None],
+        shutdown_deadline_s: float = 10.0,
+    ) -> None:
+        self.core = core
+        self.inert = False
+        self._clock = clock
+        self._stats = stats
+        self._events = events
+        self._sink = sink
+        self._on_shutdown = on_shutdown
+        self._shutdown_deadline_s = shutdown_deadline_s
+        self._polled = False
+        self._lookups = 0
+        self._failed_stores: set[Key] = set()
+        self._failed_loads: set[str] = set()
+        self._declined: dict[str, list[Key]] = {}
+        self._orphans: list[int] = []
+        self._orphan_steps = 0
+        self._closed = False
+
+    # -- requests ------------------------------------------------------------------------------
+
+    @_fenced(RequestOffloadingContext)
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Adopt the request; REQUEST_LEVEL if some tier wants all of its chunks."""
+        request = self._adopt(req_context)
+        policy = OffloadPolicy.REQUEST_LEVEL if request.wants_all else OffloadPolicy.CHUNK_LEVEL
+        return RequestOffloadingContext(policy=policy)
+
+    @_fenced(lambda: None)
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """No further lookup, store or load will be asked for this request."""
+        self._declined.pop(req_context.req_id, None)
+        self.core.on_request_finished(self._request(req_context))
+
+    # -- up ------------------------------------------------------------------------------------
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """The verdict on one chunk."""
+        if self.inert:
+            return _MISS
+        try:
+            if not self._polled:
+                self._begin_step()
+            request = req_context.get_state(Request) or self._adopt(req_context)
+            self._lookups += 1
+            if self._lookups % _SAMPLE_EVERY:
+                return _verdict(self.core.lookup(Key(key), request))
+            return self._timed_lookup(Key(key), request)
+        except Exception:
+            self._become_inert("lookup")
+            return _MISS
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        """Where the chunk came from when this request's lookup found it."""
+        request = req_context.get_state(Request)
+        tier = None if request is None else self.core.source(Key(key), request)
+        if tier is None:
+            return CacheHitSource.HOST
+        by_medium = {"STORAGE": CacheHitSource.DISK, "CPU": CacheHitSource.HOST}
+        return by_medium.get(tier.medium or "", CacheHitSource.EXTERNAL_UNSPECIFIED)
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        """Slots to copy from; -1 makes the worker fail the job, which is then recomputed."""
+        names = [Key(k) for k in keys]
+        slots = self._load(names, req_context) or [-1] * len(names)
+        return CPULoadStoreSpec(slots)
+
+    @_fenced(list)
+    def _load(self, keys: Sequence[Key], req_context: ReqContext) -> list[int]:
+        return self.core.load(keys, self._request(req_context))
+
+    @_fenced(lambda: None)
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """The copy ended, well unless ``note_failed_load`` was called for this request."""
+        failed = req_context.req_id in self._failed_loads
+        self._failed_loads.discard(req_context.req_id)
+        self.core.complete_load(self._request(req_context), ok=not failed)
+
+    @_fenced(lambda: None)
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """These chunks were used."""
+        self.core.touch([Key(k) for k in keys])
+
+    # -- down ----------------------------------------------------------------------------------
+
+    @_fenced(lambda: PrepareStoreOutput([], CPULoadStoreSpec([]), []))
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        """Slots for the chunks that are to be copied, in the order in which they were offered."""
+        if not self._polled:
+            self._begin_step()
+        offered = [Key(k) for k in keys]
+        plan = self.core.store(_prefix_order(offered, req_context), self._request(req_context))
+        if plan.declined:
+            self._declined.setdefault(req_context.req_id, []).extend(plan.declined)
+        slot_of = dict(zip(plan.keys, plan.slots, strict=True))
+        taken = [k for k in offered if k in slot_of]
+        return PrepareStoreOutput(
+            keys_to_store=[OffloadKey(k) for k in taken],
+            store_spec=CPULoadStoreSpec([slot_of[k] for k in taken]),
+            evicted_keys=[OffloadKey(k) for k in plan.evicted],
+        )
+
+    @_fenced(lambda: None)
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        """The copies ended, well unless ``note_failed_store`` was called for these chunks."""
+        names = [Key(k) for k in keys]
+        failed = [k for k in names if not success or k in self._failed_stores]
+        self._failed_stores.difference_update(names)
+        self.core.complete_store(names, failed)
+
+    # -- what vLLM's interface cannot say, for our own connector ----------------------------------
+
+    def note_failed_store(self, keys: Iterable[OffloadKey]) -> None:
+        """The copies of these chunks failed on some worker; ``complete_store`` follows."""
+        self._failed_stores.update(Key(k) for k in keys)
+
+    def note_failed_load(self, req_id: str) -> None:
+        """The request's load failed on some worker; ``complete_load`` follows."""
+        self._failed_loads.add(req_id)
+
+    def take_declined(self) -> dict[str, list[Key]]:
+        """Chunks for which there was no room since the last call, by request id."""
+        declined, self._declined = self._declined, {}
+        return declined
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    @_fenced(lambda: None)
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Send what the step gathered."""
+        for req_id in context.new_req_ids:
+            request = self.core.request(req_id)
+            if request is not None:
+                self.core.on_request_scheduled(request)
+        self.core.end_step(self._clock())
+        self._polled = False
+        if self._orphans:
+            self._orphan_steps -= 1
+            if self._orphan_steps <= 0:
+                self.on_reset_flushed()
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine should go on stepping although it has nothing to schedule."""
+        return not self.inert and self.core.has_pending_work()
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Residency changes since the last call."""
+        return self._events.take()
+
+    def get_stats(self) -> Any:
+        """What gathered since the last call, under vLLM's metric names."""
+        return self._stats.take(self.core.use)
+
+    # -- life ----------------------------------------------------------------------------------
+
+    @_fenced(lambda: None)
+    def reset_cache(self) -> None:
+        """Forget host memory; slots in flight on a device wait for ``on_reset_flushed``."""
+        self._failed_stores.clear()
+        self._failed_loads.clear()
+        self._declined.clear()
+        self._orphans.extend(self.core.reset())
+        self._orphan_steps = _ORPHAN_STEPS
+
+    @_fenced(lambda: None)
+    def on_reset_flushed(self) -> None:
+        """No worker touches a slot any more that was in flight at the last reset."""
+        orphans, self._orphans = self._orphans, []
+        if orphans:
+            self.core.release_device(orphans)
+
+    def shutdown(self) -> None:
+        """Cascade what still can be, stop the tiers, give the memory back. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.core.shutdown(self._shutdown_deadline_s, self._clock)
+        except Exception:
+            logger.exception("kvtiers did not shut down with grace")
+        self._on_shutdown()
+
+    def __repr__(self) -> str:
+        return f"<VllmManager{' INERT' if self.inert else ''} {self.core!r}>"
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        self._polled = True
+        self.core.poll(self._clock())
+
+    def _request(self, req_context: ReqContext) -> Request:
+        return req_context.get_state(Request) or self._adopt(req_context)
+
+    def _adopt(self, req_context: ReqContext) -> Request:
+        context = RequestContext(
+            req_context.req_id,
+            req_context.kv_transfer_params,
+            _tier_filter(req_context.load_tier_filter),
+        )
+        request = self.core.on_new_request(context)
+        req_context.set_state(request)
+        return request
+
+    def _timed_lookup(self, key: Key, request: Request) -> LookupResult:
+        begun = self._clock()
+        verdict = self.core.lookup(key, request)
+        self._sink(LookupTimed("0:primary", seconds=self._clock() - begun))
+        return _verdict(verdict)
+
+    def _become_inert(self, where: str) -> None:
+        self.inert = True
+        logger.exception(
+            "kvtiers failed in %s and is switched off for the rest of this process; "
+            "the engine goes on without offloading. Please report the traceback.",
+            where,
+        )
+
+
+def _verdict(verdict: Lookup) -> LookupResult:
+    if verdict is Lookup.HIT:
+        return _HIT
+    if verdict is Lookup.MISS:
+        return _MISS
+    return LookupResult.HIT_PENDING if verdict is Lookup.HIT_PENDING else LookupResult.RETRY
+
+
+def _tier_filter(given: VllmTierFilter) -> TierFilter:
+    if given is VllmTierFilter.ALL:
+        return TierFilter()
+    return TierFilter(
+        tuple(
+            TierMatch(m.medium and m.medium.value, m.locality and m.locality.value)
+            for m in given.matchers
+        )
+    )
+
+
+def _prefix_order(keys: list[Key], req_context: ReqContext) -> list[Key]:
+    """Chunks of several groups by the prefix they end, so that a short host tier keeps prefixes."""
+    if not keys or key_group(keys[0]) == key_group(keys[-1]):
+        return keys
+    end_of = req_context.get_offload_key_position
+    return sorted(keys, key=lambda k: end_of(OffloadKey(k)) or 0)

@@ -1,0 +1,122 @@
+"""What happened, as frozen values in one stream; metrics, logs and engine events are folds over it.
+
+Events are per batch, never per chunk. Tier names are labels such as ``0:primary`` or ``1:fs``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from kvtiers.chunks import Key
+
+
+class Hop(Enum):
+    """The four ways bytes move."""
+
+    STORE = "store"
+    CASCADE = "cascade"
+    PROMOTE = "promote"
+    LOAD = "load"
+
+
+class Reason(Enum):
+    """Why a chunk left a tier, or why one was not taken."""
+
+    EVICTED = "evicted"
+    RESET = "reset"
+    CORRUPT = "corrupt"
+    VANISHED = "vanished"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    PRESSURE = "pressure"
+    NO_ROOM = "no_room"
+    THRESHOLD = "threshold"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksStored:
+    """These chunks are now resident in ``tier``."""
+
+    tier: str
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksRemoved:
+    """These chunks are no longer resident in ``tier``."""
+
+    tier: str
+    keys: tuple[Key, ...]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksDeclined:
+    """``count`` chunks were not taken at a hop; they are offered again when they can be."""
+
+    hop: Hop
+    tier: str
+    count: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """``queries`` chunks were resolved by ``tier``, of which ``hits`` were there."""
+
+    tier: str
+    queries: int
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookupTimed:
+    """A sampled lookup took ``seconds``, or one that said RETRY resolved after ``waited_s``."""
+
+    tier: str
+    seconds: float | None = None
+    waited_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStarted:
+    """A cascade or promotion job was handed to ``tier``."""
+
+    hop: Hop
+    tier: str
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFinished:
+    """A cascade or promotion job ended: chunks ``done`` and ``failed``, bytes and seconds."""
+
+    hop: Hop
+    tier: str
+    done: int
+    failed: int
+    bytes: int
+    seconds: float
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOffered:
+    """``count`` absent chunks asked for room in host memory at once."""
+
+    count: int
+
+
+Event = (
+    ChunksStored
+    | ChunksRemoved
+    | ChunksDeclined
+    | LookedUp
+    | LookupTimed
+    | TransferStarted
+    | TransferFinished
+    | StoreOffered
+)
+
+Sink = Callable[[Event], None]
+"""Takes one event. Called on the thread that owns the emitter; must not block or raise."""

@@ -1,0 +1,72 @@
+"""Least recently used."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from kvtiers.chunks import Key
+
+
+class LRUPolicy:
+    """Evicts the key that was not inserted or touched for longest.
+
+    A key that cannot be evicted when its turn comes is in use, so it counts as used now and goes
+    to the end. That keeps a row of pinned keys from being walked again by every eviction.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._order: OrderedDict[Key, None] = OrderedDict()
+        """Oldest first."""
+
+    def insert(self, keys: Sequence[Key]) -> None:
+        """Take in ``keys``, the last one as the most recent."""
+        order = self._order
+        for key in keys:
+            order[key] = None
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Make ``keys`` the most recent ones, in this order."""
+        order = self._order
+        for key in keys:
+            if key in order:
+                order.move_to_end(key)
+
+    def evict(self, count: int, evictable: Callable[[Key], bool]) -> list[Key]:
+        """Remove the ``count`` oldest keys that are evictable; amortised O(1) for each."""
+        return take_oldest(self._order, count, evictable)
+
+    def remove(self, keys: Sequence[Key]) -> None:
+        """Forget ``keys``."""
+        for key in keys:
+            self._order.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._order.clear()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def check(self) -> None:
+        """Raise AssertionError if more keys are resident than there are slots."""
+        if len(self._order) > self.capacity:
+            raise AssertionError(f"{self!r} holds more keys than its capacity")
+
+    def __repr__(self) -> str:
+        return f"<LRUPolicy {len(self._order)}/{self.capacity}>"
+
+
+def take_oldest(
+    order: OrderedDict[Key, None], count: int, evictable: Callable[[Key], bool]
+) -> list[Key]:
+    """Pop up to ``count`` evictable keys from the front; the others met go to the end."""
+    taken: list[Key] = []
+    for _ in range(len(order)):
+        if len(taken) >= count:
+            break
+        key, _value = order.popitem(last=False)
+        if evictable(key):
+            taken.append(key)
+        else:
+            order[key] = None
+    return taken

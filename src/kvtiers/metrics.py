@@ -1,0 +1,107 @@
+"""Metrics as a fold over the event stream: counters, gauges and observations, by name and labels.
+
+Engine-neutral: an exporter maps the names to its own. ``take`` hands out what gathered since the
+last call, so that an exporter can add it up across processes.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from kvtiers.events import (
+    ChunksDeclined,
+    ChunksRemoved,
+    ChunksStored,
+    Event,
+    Hop,
+    LookedUp,
+    LookupTimed,
+    StoreOffered,
+    TransferFinished,
+    TransferStarted,
+)
+
+Labels = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Sample:
+    """What gathered since the last ``take``."""
+
+    counters: dict[tuple[str, Labels], float] = field(default_factory=lambda: defaultdict(float))
+    observations: dict[tuple[str, Labels], list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+
+class Metrics:
+    """A sink that counts.
+
+    Counters (labels): ``lookups``, ``hits`` (tier); ``stored``, ``removed`` (tier[, reason]);
+    ``declined`` (hop, tier, reason); ``jobs_failed``, ``chunks_failed`` (hop, tier, reason);
+    ``bytes``, ``seconds`` (hop, tier). Observations: ``lookup_seconds``, ``lookup_waited_seconds``
+    (tier), ``store_offered`` (). ``active`` (hop, tier): jobs and chunks in flight now.
+    """
+
+    def __init__(self) -> None:
+        self._sample = Sample()
+        self.active: dict[tuple[Hop, str], list[int]] = {}
+        self._folds = {
+            LookedUp: self._looked_up,
+            LookupTimed: self._lookup_timed,
+            ChunksStored: self._stored,
+            ChunksRemoved: self._removed,
+            ChunksDeclined: self._declined,
+            TransferStarted: self._started,
+            TransferFinished: self._finished,
+            StoreOffered: self._offered,
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Fold one event."""
+        self._folds[type(event)](event)  # type: ignore[operator]
+
+    def take(self) -> Sample:
+        """What gathered since the last call."""
+        sample, self._sample = self._sample, Sample()
+        return sample
+
+    def _looked_up(self, e: LookedUp) -> None:
+        self._sample.counters["lookups", (e.tier,)] += e.queries
+        if e.hits:
+            self._sample.counters["hits", (e.tier,)] += e.hits
+
+    def _lookup_timed(self, e: LookupTimed) -> None:
+        if e.seconds is not None:
+            self._sample.observations["lookup_seconds", (e.tier,)].append(e.seconds)
+        if e.waited_s is not None:
+            self._sample.observations["lookup_waited_seconds", (e.tier,)].append(e.waited_s)
+
+    def _stored(self, e: ChunksStored) -> None:
+        self._sample.counters["stored", (e.tier,)] += len(e.keys)
+
+    def _removed(self, e: ChunksRemoved) -> None:
+        self._sample.counters["removed", (e.tier, e.reason.value)] += len(e.keys)
+
+    def _declined(self, e: ChunksDeclined) -> None:
+        self._sample.counters["declined", (e.hop.value, e.tier, e.reason.value)] += e.count
+
+    def _started(self, e: TransferStarted) -> None:
+        active = self.active.setdefault((e.hop, e.tier), [0, 0])
+        active[0] += 1
+        active[1] += e.chunks
+
+    def _finished(self, e: TransferFinished) -> None:
+        active = self.active.setdefault((e.hop, e.tier), [0, 0])
+        active[0] -= 1
+        active[1] -= e.done + e.failed
+        counters = self._sample.counters
+        if e.failed:
+            reason = e.reason.value if e.reason else "failed"
+            counters["jobs_failed", (e.hop.value, e.tier, reason)] += 1
+            counters["chunks_failed", (e.hop.value, e.tier, reason)] += e.failed
+        if e.done:
+            counters["bytes", (e.hop.value, e.tier)] += e.bytes
+            counters["seconds", (e.hop.value, e.tier)] += e.seconds
+
+    def _offered(self, e: StoreOffered) -> None:
+        self._sample.observations["store_offered", ()].append(e.count)

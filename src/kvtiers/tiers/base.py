@@ -1,0 +1,220 @@
+"""The two contracts a secondary tier can meet, and the values that cross them.
+
+``ChunkStore`` is blocking bytes: simple to write, run on lanes by :mod:`kvtiers.tiers.runner`.
+``SecondaryTier`` is the job form that the core talks to: it never blocks.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol, runtime_checkable
+
+from kvtiers.chunks import ChunkLayout, Key, Lookup, Namespace, OffloadPolicy, RequestContext
+from kvtiers.errors import KVTiersError
+from kvtiers.events import Event, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do. A declared "no" must refuse with ``Kind.UNSUPPORTED``."""
+
+    persistent: bool
+    """Chunks survive ``close`` and are found by the next instance."""
+    shared: bool
+    """Others may add or remove chunks: absence must be asked for, not remembered."""
+    delete: bool = True
+    scan: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stored chunk as ``scan`` reports it. ``used_at`` is wall-clock seconds."""
+
+    key: Key
+    bytes: int
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One chunk to write from, or to read into, ``view`` (C-contiguous bytes of one slot)."""
+
+    key: Key
+    view: memoryview
+
+
+RemovalReport = Callable[[Sequence[Key], Reason], None]
+"""A store calls it, on any thread, when chunks it held are gone by other than ``delete``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContext:
+    """What a store is given when it is built."""
+
+    name: str
+    namespace: Namespace
+    layout: ChunkLayout
+    clock: Callable[[], float]
+    """Monotonic seconds."""
+    wall_clock: Callable[[], float]
+    """Seconds since the epoch, for what is written to storage."""
+    on_removed: RemovalReport
+
+
+class ChunkStore(Protocol):
+    """Blocking storage of chunks.
+
+    Every method but ``touch`` may block and is called on a lane thread; lanes call concurrently.
+    A failure of one item never fails its neighbours. After ``close`` everything raises
+    ``Kind.CLOSED``; closing twice is fine.
+    """
+
+    capabilities: Capabilities
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether each key is present now. Raises KVTiersError if that cannot be found out."""
+
+    def write(self, items: Sequence[Item]) -> list[KVTiersError | None]:
+        """Store each item, atomically; one result per item, in order.
+
+        Caller guarantees: the bytes do not change until the call returns; equal keys have equal
+        bytes. Implementer must: make a chunk visible only when whole; treat a key that is present
+        as success; make room itself within its capacity, or answer ``Kind.FULL``.
+        """
+
+    def read(self, items: Sequence[Item]) -> list[KVTiersError | None]:
+        """Fill each item's view; one result per item, in order.
+
+        Implementer must: write only into the item's own view; answer ``Kind.VANISHED`` for what
+        is absent and ``Kind.CORRUPT`` for what is damaged, short or foreign, and report both
+        through ``on_removed``. After an error the item's view may hold anything.
+        """
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        """Forget these chunks; an absent one is not an error."""
+
+    def scan(self) -> Iterable[Entry]:
+        """What is stored in this namespace, in no particular order."""
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """These chunks were used. Must not block; unknown keys are ignored."""
+
+    def close(self) -> None:
+        """Release everything. An error means failure to close with grace, not failure to close."""
+
+
+class JobKind(Enum):
+    """Direction of a job, seen from host memory."""
+
+    STORE = "store"
+    """Host memory -> tier (a cascade)."""
+    LOAD = "load"
+    """Tier -> host memory (a promotion)."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Chunks to move between slots of the host region and one tier.
+
+    ``views[i]`` is the chunk ``keys[i]`` in slot ``slots[i]``: read-only for stores, writable for
+    loads. The slots are pinned until the job's outcome (and its release, see ``JobOutcome``).
+    """
+
+    id: int
+    kind: JobKind
+    keys: tuple[Key, ...]
+    slots: tuple[int, ...]
+    views: tuple[memoryview, ...]
+    request: RequestContext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """How a job ended. ``done`` and ``failed`` are disjoint and together are the job's keys."""
+
+    job_id: int
+    done: tuple[Key, ...]
+    failed: Mapping[Key, KVTiersError] = field(default_factory=dict)
+    bytes: int = 0
+    seconds: float = 0.0
+    memory_in_use: bool = False
+    """True when the deadline passed but a thread may still touch the views: a ``JobReleased``
+    follows when it no longer can, and the slots must not be used before."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobReleased:
+    """The memory of a job that was reported with ``memory_in_use`` is free at last."""
+
+    job_id: int
+
+
+class SecondaryTier(Protocol):
+    """A tier below host memory, in the form the core talks to.
+
+    All methods are called on the scheduler thread and must neither block nor raise; ``drain_jobs``
+    and ``shutdown`` alone may wait, within their deadline.
+    """
+
+    name: str
+    """Type of the tier, e.g. ``fs``; the core adds its position."""
+    medium: str | None
+    """``CPU`` or ``STORAGE`` on the event stream; None: no events."""
+    locality: str | None
+    """``LOCAL`` or ``REMOTE``."""
+
+    def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
+        """MISS, HIT or RETRY for each key. A RETRY must resolve within the tier's deadline."""
+
+    def submit_store(self, job: Job) -> bool:
+        """Take a cascade, or answer False under pressure: it will be offered again."""
+
+    def submit_load(self, job: Job) -> bool:
+        """Take a promotion of chunks that were HIT, or answer False (they become misses)."""
+
+    def get_finished_jobs(self) -> list[JobOutcome | JobReleased]:
+        """What ended since the last call. Exactly one outcome per taken job, by its deadline."""
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """These chunks were used in a higher tier; keep them longer."""
+
+    def drain_jobs(self, deadline_s: float) -> bool:
+        """Wait until no job is in flight, at most ``deadline_s``; whether that was reached."""
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Stop. Jobs that did not end are never reported; nothing is taken any more."""
+
+
+@runtime_checkable
+class FollowsRequests(Protocol):
+    """Optional: a tier that keeps state per request."""
+
+    def on_new_request(self, request: RequestContext) -> OffloadPolicy:
+        """A request arrived; which of its chunks this tier wants to be offered."""
+
+    def on_request_finished(self, request: RequestContext) -> None:
+        """No lookup, store or load for this request will follow."""
+
+
+@runtime_checkable
+class FollowsSteps(Protocol):
+    """Optional: a tier that batches its work by scheduler step."""
+
+    def on_schedule_end(self) -> None:
+        """The step is over: send what was gathered."""
+
+
+@runtime_checkable
+class HasPendingWork(Protocol):
+    """Optional: a tier that needs the engine to go on stepping."""
+
+    def has_pending_work(self) -> bool:
+        """Whether steps are needed although no request is scheduled."""
+
+
+@runtime_checkable
+class EmitsEvents(Protocol):
+    """Optional: a tier that reports what it holds."""
+
+    def take_events(self) -> list[Event]:
+        """Events since the last call, in order, under the tier's label."""

@@ -1,0 +1,45 @@
+"""The ``fs`` tier: chunks as files on a local or shared file system."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvtiers.tiers.base import ChunkStore, StoreContext
+from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.options import RunnerOptions, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsOptions(RunnerOptions):
+    """Options of the ``fs`` tier."""
+
+    root_dir: str
+    """Folder of all namespaces; made if absent. May be shared by engines and hosts."""
+    capacity_bytes: int | None = None
+    """Bound of all kvtiers files under ``root_dir``, if this engine is their only writer."""
+    layout: Literal["files"] = "files"
+    direct_io: Literal["auto", "on", "off"] = "auto"
+    """Past the page cache where it works; ``on`` refuses a file system where it does not."""
+    fsync: bool = False
+    """Without it a power cut may lose chunks of the last seconds, or leave damaged ones, which
+    are found by their checksum and dropped; never wrong bytes. With it every write waits for the
+    device."""
+    locality: Literal["LOCAL", "REMOTE"] = "LOCAL"
+    enable_kv_events: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(bool(self.root_dir), "root_dir", "is empty: name a folder")
+
+
+def build(context: StoreContext, options: FsOptions) -> ChunkStore:
+    """The store of a configured ``fs`` tier. Raises ConfigError naming the option."""
+    return FilesStore(
+        context,
+        options.root_dir,
+        capacity_bytes=options.capacity_bytes,
+        direct_io=options.direct_io,
+        fsync=options.fsync,
+    )
+
+
+__all__ = ["FsOptions", "build"]

@@ -1,0 +1,366 @@
+"""Layout ``files``: one content-addressed file per chunk, for local and shared file systems.
+
+A file is a header page (:mod:`kvtiers.tiers.record`) and the payload. It is written under
+another name and renamed into place, so that it is seen whole or not at all; equal names have
+equal bytes, so that writers of a shared mount need no coordination. See ``names`` for the tree.
+"""
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from kvtiers.chunks import PAGE_BYTES, Key
+from kvtiers.errors import Kind, KVTiersError, map_errors
+from kvtiers.events import Reason
+from kvtiers.tiers import record
+from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
+from kvtiers.tiers.fs import folders, names
+from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
+from kvtiers.tiers.fs.room import Room
+from kvtiers.tiers.fs.scratch import Scratch, sweep
+from kvtiers.tiers.options import bad_option, require
+
+_log = logging.getLogger("kvtiers")
+
+_MAX_QUARANTINED = 4
+"""Damaged files kept per namespace for whoever wants to know what happened."""
+_MAX_TOUCHES = 8192
+_STAMP_EVERY_S = 10.0
+"""Recency reaches the disk in batches; a kill forgets at most this much of it."""
+
+
+class FilesStore:
+    """Chunks as files under ``<root_dir>/<namespace id>/``.
+
+    Raises ConfigError, naming the option, if the folder cannot be used. ``fsync`` False: a power
+    cut may lose the chunks of the last seconds or leave damaged ones, which reads find out.
+    """
+
+    capabilities = Capabilities(persistent=True, shared=True)
+
+    def __init__(
+        self,
+        context: StoreContext,
+        root_dir: str,
+        *,
+        capacity_bytes: int | None = None,
+        direct_io: DirectIO = "auto",
+        fsync: bool = False,
+    ) -> None:
+        self._context = context
+        self._id = context.namespace.id
+        _check_capacity(context, capacity_bytes)
+        self._root = folders.open_root(root_dir)
+        self._folder = os.path.join(self._root, self._id)
+        self._fsync = fsync
+        self._io = DirectFiles(direct_io, fsync)
+        self._room = Room(self._root, capacity_bytes, self._evicted)
+        self._touched: deque[tuple[tuple[Key, ...], float]] = deque(maxlen=_MAX_TOUCHES)
+        self._to_stamp: dict[Key, float] = {}
+        self._stamped_at = context.clock()
+        self._stamping = threading.Lock()
+        self._opening = threading.Lock()
+        self._closed = False
+        try:
+            sweep(self._root)
+            self._scratch = self._open()
+            self._probe()
+        except OSError as e:
+            raise folders.unusable(self._root, e) from e
+        if direct_io == "on" and not self._io.direct:
+            self.close()
+            raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
+
+    def _open(self) -> Scratch:
+        folders.make_folder(self._folder)
+        scratch = Scratch(self._folder)
+        try:
+            folders.open_manifest(
+                self._folder,
+                self._context.namespace,
+                lambda path, data: _write_atomically(scratch.path(), path, data),
+            )
+        except BaseException:
+            scratch.close()
+            raise
+        return scratch
+
+    def _probe(self) -> None:
+        """Write and read one real page, which also tells whether O_DIRECT works here."""
+        path = self._scratch.path()
+        page = memoryview(mmap.mmap(-1, PAGE_BYTES))
+        try:
+            self._io.write(path, page, self._context.wall_clock())
+            self._io.read(path, page)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    # -- the contract ---------------------------------------------------------------------------
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether each chunk's file is there."""
+        self._refuse_if_closed("contains")
+        return [self._exists(self._path(key)) for key in keys]
+
+    def write(self, items: Sequence[Item]) -> list[KVTiersError | None]:
+        """Store each item under its name unless it is there."""
+        self._refuse_if_closed("write")
+        self._apply_touches()
+        return [_caught(self._write, item) for item in items]
+
+    def read(self, items: Sequence[Item]) -> list[KVTiersError | None]:
+        """Read and verify each item; what fails verification is put aside."""
+        self._refuse_if_closed("read")
+        results = [_caught(self._read, item) for item in items]
+        self.touch([i.key for i, error in zip(items, results, strict=True) if error is None])
+        return results
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        """Unlink these chunks' files. Raises KVTiersError if that is not allowed."""
+        self._refuse_if_closed("delete")
+        for key in keys:
+            with map_errors("delete", self._path(key)), contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(key))
+            self._room.gone(self._name(key))
+
+    def scan(self) -> Iterator[Entry]:
+        """Every chunk file of the namespace."""
+        self._refuse_if_closed("scan")
+        self._room.trim()
+        return self._scan()
+
+    def _scan(self) -> Iterator[Entry]:
+        with map_errors("scan", self._folder):
+            for key, entry in names.chunk_files(self._folder):
+                with contextlib.suppress(FileNotFoundError):
+                    info = entry.stat(follow_symlinks=False)
+                    yield Entry(key, max(0, info.st_size - PAGE_BYTES), info.st_mtime)
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Note the use; the next write passes it on to the disk."""
+        self._refuse_if_closed("touch")
+        if keys:
+            self._touched.append((tuple(keys), self._context.wall_clock()))
+
+    def close(self) -> None:
+        """Write down what was used when; remove the temporary files."""
+        if self._closed:
+            return
+        self._closed = True
+        self._apply_touches(finally_=True)
+        self._scratch.close()
+
+    # -- one file -------------------------------------------------------------------------------
+
+    def _write(self, item: Item) -> None:
+        name, path = self._name(item.key), self._path(item.key)
+        with self._room.using(name), map_errors("write", path):
+            if self._room.may_hold(name) and self._exists(path):
+                return
+            try:
+                self._write_new(item, name, path)
+            except FileNotFoundError:  # somebody cleared the folder under us
+                with self._opening:
+                    if not os.path.isdir(self._scratch.folder):
+                        self._scratch.close()
+                        self._scratch = self._open()
+                self._write_new(item, name, path)
+
+    def _write_new(self, item: Item, name: str, path: str) -> None:
+        self._io.header()[:] = record.pack(item.key, self._id, item.view)
+        temp = self._scratch.path()
+        self._room.reserve(temp, PAGE_BYTES + item.view.nbytes)
+        try:
+            self._io.write(temp, item.view, self._context.wall_clock())
+            _move(temp, path)
+            if self._fsync:
+                _sync_folder(os.path.dirname(path))
+            self._room.fill(temp, name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temp)
+            raise
+        finally:
+            self._room.release(temp)
+
+    def _read(self, item: Item) -> None:
+        name, path = self._name(item.key), self._path(item.key)
+        expected = PAGE_BYTES + item.view.nbytes
+        with self._room.using(name):
+            try:
+                with map_errors("read", path):
+                    size = self._size(path, item)
+            except KVTiersError as e:
+                if e.kind is Kind.VANISHED:
+                    self._room.gone(name)
+                    self._context.on_removed([item.key], Reason.VANISHED)
+                raise
+            problem = self._problem(item, size, expected)
+            if problem is None:
+                return
+            if self._quarantine(name, path):
+                self._context.on_removed([item.key], Reason.CORRUPT)
+        raise KVTiersError(
+            f"{path}: {problem}", kind=Kind.CORRUPT, operation="read", context={"path": path}
+        )
+
+    def _problem(self, item: Item, size: int, expected: int) -> str | None:
+        if size != expected:
+            return _misfit(size, expected)
+        header = bytes(self._io.header())
+        error = record.verify(header, item.key, self._id, item.view)
+        return None if error is None else str(error)
+
+    def _size(self, path: str, item: Item) -> int:
+        try:
+            return self._io.read(path, item.view)
+        except OSError as e:
+            if e.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+                return -1
+            raise
+
+    def _quarantine(self, name: str, path: str) -> bool:
+        """Put a file aside; False if somebody else did, who then reports it."""
+        folder = os.path.join(self._folder, names.QUARANTINE)
+        aside = os.path.join(folder, os.path.basename(path))
+        try:
+            folders.make_folder(folder)
+            os.replace(path, aside)
+        except FileNotFoundError:
+            return False
+        except OSError as e:
+            _log.warning("cannot put the damaged %s aside: %s", path, e.strerror)
+            return True
+        self._room.gone(name)
+        with contextlib.suppress(OSError):
+            self._room.put_last(os.path.relpath(aside, self._root), os.lstat(aside).st_size)
+            kept = sorted(
+                (e.stat(follow_symlinks=False).st_mtime, e.path) for e in os.scandir(folder)
+            )
+            for _, old in kept[:-_MAX_QUARANTINED]:
+                os.unlink(old)
+                self._room.gone(os.path.relpath(old, self._root))
+        return True
+
+    # -- recency --------------------------------------------------------------------------------
+
+    def _apply_touches(self, finally_: bool = False) -> None:
+        if not self._stamping.acquire(blocking=finally_):
+            return  # another lane is at it
+        try:
+            with contextlib.suppress(IndexError):
+                while True:
+                    keys, at = self._touched.popleft()
+                    self._room.touch(self._name(key) for key in keys)
+                    self._to_stamp.update(dict.fromkeys(keys, at))
+            now = self._context.clock()
+            due = now - self._stamped_at >= _STAMP_EVERY_S or len(self._to_stamp) >= _MAX_TOUCHES
+            if due or finally_:
+                self._stamped_at = now
+                stamps, self._to_stamp = self._to_stamp, {}
+                for key, at in stamps.items():
+                    with contextlib.suppress(OSError):
+                        os.utime(self._path(key), (at, at))
+        finally:
+            self._stamping.release()
+
+    def _evicted(self, evicted: Sequence[str]) -> None:
+        ours = [n for n in evicted if n.startswith(self._id) and names.QUARANTINE not in n]
+        keys = [names.chunk_key(os.path.basename(name)) for name in ours]
+        self._context.on_removed([key for key in keys if key is not None], Reason.EVICTED)
+
+    # -- small things ---------------------------------------------------------------------------
+
+    def _name(self, key: Key) -> str:
+        return f"{self._id}/{names.chunk_path(key)}"
+
+    def _path(self, key: Key) -> str:
+        return f"{self._folder}/{names.chunk_path(key)}"
+
+    def _exists(self, path: str) -> bool:
+        try:
+            with map_errors("contains", path):
+                os.stat(path, follow_symlinks=False)
+        except KVTiersError as e:
+            if e.kind is Kind.VANISHED:
+                return False
+            raise
+        return True
+
+    def _refuse_if_closed(self, operation: str) -> None:
+        if self._closed:
+            raise KVTiersError(
+                f"{self._context.name}: {operation} after close",
+                kind=Kind.CLOSED,
+                operation=operation,
+            )
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all kvtiers files under the root, if there is a capacity; else 0."""
+        return self._room.used_bytes
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant, if any."""
+        self._room.check()
+
+    def __repr__(self) -> str:
+        return f"<FilesStore {self._folder}: {self._room}, {self._io}>"
+
+
+def _caught(act: Callable[[Item], None], item: Item) -> KVTiersError | None:
+    try:
+        act(item)
+    except KVTiersError as e:
+        return e
+    return None
+
+
+def _check_capacity(context: StoreContext, capacity_bytes: int | None) -> None:
+    if capacity_bytes is None:
+        return
+    least = context.layout.slot_bytes + PAGE_BYTES + len(context.namespace.manifest().encode())
+    require(
+        capacity_bytes >= least,
+        "capacity_bytes",
+        f"is {capacity_bytes}, less than one chunk with header and manifest: give at least {least}",
+    )
+
+
+def _misfit(size: int, expected: int) -> str:
+    if size < 0:
+        return "it is no regular file"
+    how = "short" if size < expected else "long"
+    return f"it is {how}: {size} bytes instead of {expected}"
+
+
+def _move(temp: str, path: str) -> None:
+    try:
+        os.replace(temp, path)
+    except FileNotFoundError:
+        folders.make_folder(os.path.dirname(path))
+        os.replace(temp, path)
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_atomically(temp: str, path: str, data: bytes) -> None:
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as f:
+        os.fchmod(fd, 0o600)
+        f.write(data)
+        f.flush()
+        os.fsync(fd)
+    os.replace(temp, path)

@@ -1,0 +1,69 @@
+"""A job from submit to its last word, and how it is cut into slices. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from kvtiers.chunks import Key
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.tiers.base import Item, Job, JobOutcome
+from kvtiers.tiers.work import Transfer
+
+TIER_FAULTS = (Kind.IO, Kind.TIMEOUT, Kind.BROKEN, Kind.UNSUPPORTED, Kind.CLOSED)
+"""Failures that speak against the tier. A full disk still serves loads; a bad chunk is one."""
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """What a tier knows of a job it took."""
+
+    job: Job
+    began: float
+    deadline: float
+    held_bytes: int
+    """What it counts against the bound of unfinished stores."""
+    pieces: set[Transfer] = field(default_factory=set)
+    """Not settled: queued or running."""
+    done: list[Key] = field(default_factory=list)
+    failed: dict[Key, KVTiersError] = field(default_factory=dict)
+    bytes: int = 0
+    io_began: float | None = None
+    io_ended: float = 0.0
+    reported: bool = False
+
+    def merge(self, piece: Transfer) -> None:
+        """Take in the results of a piece that ended in time."""
+        for key, size, error in zip(piece.keys, piece.bytes, piece.results, strict=True):
+            if error is None:
+                self.done.append(key)
+                self.bytes += size
+            else:
+                self.failed[key] = error
+        if self.io_began is None or piece.began < self.io_began:
+            self.io_began = piece.began
+        self.io_ended = max(piece.ended, self.io_ended)
+
+    def fault(self) -> KVTiersError | None:
+        """The failure that counts against the tier: one of its faults, and nothing done."""
+        faults = (e for e in self.failed.values() if e.kind in TIER_FAULTS)
+        return None if self.done else next(faults, None)
+
+    def outcome(self) -> JobOutcome:
+        """The job's one outcome. A piece that was not settled still uses its memory."""
+        seconds = 0.0 if self.io_began is None else self.io_ended - self.io_began
+        done, failed = tuple(self.done), dict(self.failed)
+        return JobOutcome(self.job.id, done, failed, self.bytes, seconds, bool(self.pieces))
+
+
+def split(job: Job, todo: Sequence[int], lanes: int, min_slice_bytes: int) -> list[list[Item]]:
+    """Cut the chunks ``todo`` (indices) into at most ``lanes`` runs of about equal length.
+
+    A run has at least ``min_slice_bytes`` on average: waking a lane has its price.
+    """
+    total = sum(job.views[i].nbytes for i in todo)
+    count = min(len(todo), lanes, max(1, total // max(1, min_slice_bytes)))
+    bounds = [n * len(todo) // count for n in range(count + 1)] if count else [0]
+    return [
+        [Item(job.keys[i], job.views[i]) for i in todo[start:end]]
+        for start, end in pairwise(bounds)
+    ]

@@ -1,0 +1,122 @@
+"""Options of tiers: typed at the door, frozen after.
+
+Errors name the key as the user wrote it (``secondary_tiers[0].root_dir``), in one sentence.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from kvtiers.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunnerOptions:
+    """How :class:`kvtiers.tiers.runner.StoreTier` drives a store."""
+
+    n_read_threads: int = 8
+    """Lanes that take lookups and loads."""
+    n_write_threads: int = 8
+    """Lanes that take stores when there is nothing to look up or load."""
+    max_queued_store_bytes: int = 1 << 30
+    """Host memory that unfinished stores may hold; above it stores are refused (pressure)."""
+    store_deadline_s: float = 60.0
+    load_deadline_s: float = 10.0
+    lookup_deadline_s: float = 1.0
+    """After it an unanswered lookup is a MISS."""
+    negative_ttl_s: float = 5.0
+    """How long an absent chunk, or one that failed to load, is not asked for again."""
+    max_tracked_chunks: int = 2_000_000
+    """Bound of the table of known chunks (about 200 bytes each)."""
+    min_slice_bytes: int = 1 << 20
+    """A job is split over the lanes into slices of at least this many bytes."""
+    transfer_retries: int = 2
+    breaker_failures: int = 5
+    """Failures in a row after which the tier is left alone."""
+    breaker_cooldown_s: float = 5.0
+    breaker_max_cooldown_s: float = 60.0
+    max_replacement_threads: int = 16
+    """Lanes that may hang in a dead device at once and be replaced."""
+
+    def __post_init__(self) -> None:
+        for name in ("n_read_threads", "n_write_threads", "max_tracked_chunks", "breaker_failures"):
+            require(getattr(self, name) >= 1, name, f"is {getattr(self, name)}: give at least 1")
+        for field in dataclasses.fields(RunnerOptions):
+            value = getattr(self, field.name)
+            minimum = "above 0" if field.name.endswith("deadline_s") else "0 or more"
+            good = value > 0 if field.name.endswith("deadline_s") else value >= 0
+            require(good, field.name, f"is {value}: give {minimum}")
+
+
+def require(good: bool, key: str, complaint: str) -> None:
+    """Raise ConfigError ``"<key> <complaint>"`` unless ``good``."""
+    if not good:
+        raise bad_option(key, complaint)
+
+
+def bad_option(key: str, complaint: str) -> ConfigError:
+    """The error for an option; :func:`located` puts the place of the tier in front of its key."""
+    return ConfigError(f"{key} {complaint}", key=key)
+
+
+def located(error: ConfigError, where: str) -> ConfigError:
+    """``error``, saying that it is about the tier at ``where`` (``secondary_tiers[0]``)."""
+    joint = "." if "key" in error.context else ": "
+    return ConfigError(f"{where}{joint}{error}", **{**error.context, "where": where})
+
+
+def parse(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Build the dataclass ``cls`` from what a user wrote.
+
+    Raises ConfigError for an unknown key (with the nearest valid one), a missing one, or a value
+    of another type. A bool is no int; an int is a float.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise bad_option(str(key), f"is not a known option{nearest(str(key), list(fields))}")
+    hints = get_type_hints(cls)
+    for name, field in fields.items():
+        if name in values:
+            _check_type(name, values[name], hints[name])
+        elif field.default is dataclasses.MISSING:
+            raise bad_option(name, f"is missing: give {_spell(hints[name])}")
+    return cls(**values)
+
+
+def nearest(key: str, known: list[str], what: str = "options") -> str:
+    """A hint for a misspelt ``key``, to be put behind a complaint."""
+    match = difflib.get_close_matches(key, known, n=1)
+    return f": did you mean {match[0]}?" if match else f": the {what} are {', '.join(known)}"
+
+
+def _check_type(key: str, value: Any, hint: Any) -> None:
+    if not _fits(value, hint):
+        raise bad_option(key, f"is {value!r}: give {_spell(hint)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, h) for h in get_args(hint))
+    if hint is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _spell(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(f'"{choice}"' for choice in get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_spell(h) for h in get_args(hint))
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+    return "null" if hint is NoneType else names.get(hint, str(hint))

@@ -1,0 +1,96 @@
+"""What a tier is known to hold, so that a lookup is dictionary work.
+
+Pure and owned by one thread; ``now`` (monotonic seconds) is an argument.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from kvtiers.chunks import Key
+
+
+class Presence:
+    """Known chunks, bounded in number; and denials, which say "not now" until they expire.
+
+    A denial is stronger than knowledge: a chunk that is there but failed to load is denied for a
+    while. When the table overflows, the longest unused entries are forgotten, and from then on
+    absence from the table proves nothing.
+    """
+
+    def __init__(self, max_chunks: int, denial_ttl_s: float) -> None:
+        self._max_chunks = max_chunks
+        self._denial_ttl_s = denial_ttl_s
+        self._held: OrderedDict[Key, None] = OrderedDict()
+        self._denied: OrderedDict[Key, float] = OrderedDict()
+        self._overflowed = False
+        self.complete = False
+        """Set by the owner when everything that was stored before is in the table."""
+
+    def find(self, key: Key, now: float) -> bool | None:
+        """True: there. False: not there, or not usable now. None: has to be asked."""
+        denied_until = self._denied.get(key)
+        if denied_until is not None and now < denied_until:
+            return False
+        if key in self._held:
+            return True
+        return False if self.complete and not self._overflowed else None
+
+    def holds(self, key: Key) -> bool:
+        """Whether the chunk is known to be stored, usable or not."""
+        return key in self._held
+
+    def add(self, keys: Iterable[Key]) -> list[Key]:
+        """These are there. Returns those that were not known."""
+        new = []
+        for key in keys:
+            self._denied.pop(key, None)
+            if key not in self._held:
+                self._held[key] = None
+                new.append(key)
+        while len(self._held) > self._max_chunks:
+            self._held.popitem(last=False)
+            self._overflowed = True
+        return new
+
+    def discard(self, keys: Iterable[Key]) -> list[Key]:
+        """These are gone. Returns those that were known."""
+        known = []
+        for key in keys:
+            if key in self._held:
+                del self._held[key]
+                known.append(key)
+        return known
+
+    def deny(self, keys: Iterable[Key], now: float) -> None:
+        """Do not find these until the time to live has passed, or until they are added."""
+        for key in keys:
+            self._denied[key] = now + self._denial_ttl_s
+            self._denied.move_to_end(key)
+
+    def touch(self, keys: Iterable[Key]) -> None:
+        """Forget these last. Unknown keys are ignored."""
+        for key in keys:
+            if key in self._held:
+                self._held.move_to_end(key)
+
+    def expire(self, now: float) -> None:
+        """Drop denials that are over; also the oldest ones above the bound."""
+        denied = self._denied
+        while denied:
+            key, until = next(iter(denied.items()))
+            if until > now and len(denied) <= self._max_chunks:
+                return
+            del denied[key]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def check(self) -> None:
+        """Raise AssertionError if a bound or the order of denials is broken."""
+        assert len(self._held) <= self._max_chunks, "more chunks than the bound"
+        times = list(self._denied.values())
+        assert times == sorted(times), "denials are not in order of expiry"
+
+    def __repr__(self) -> str:
+        known = "complete" if self.complete and not self._overflowed else "partial"
+        return f"<Presence {len(self._held)} held, {len(self._denied)} denied, {known}>"

@@ -1,0 +1,399 @@
+"""``StoreTier`` turns any ``ChunkStore`` into a ``SecondaryTier``.
+
+The scheduler thread decides and never waits; lanes do. State is owned by the scheduler thread
+alone: lanes touch a piece of work, the store, and the inbox through which they report.
+"""
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvtiers.chunks import Key, Lookup, RequestContext
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.events import ChunksRemoved, ChunksStored, Event, Reason
+from kvtiers.tiers.asking import Asking
+from kvtiers.tiers.base import ChunkStore, Job, JobKind, JobOutcome, JobReleased
+from kvtiers.tiers.breaker import Breaker
+from kvtiers.tiers.jobs import Taken, split
+from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
+from kvtiers.tiers.options import RunnerOptions
+from kvtiers.tiers.presence import Presence
+from kvtiers.tiers.work import Mover, Question, Scan, Transfer, fault, release
+
+_log = logging.getLogger("kvtiers")
+
+_MAX_EVENTS = 65536
+_GONE = {Kind.VANISHED: Reason.VANISHED, Kind.CORRUPT: Reason.CORRUPT}
+
+
+@dataclass(frozen=True, slots=True)
+class TierIdentity:
+    """How a tier is called."""
+
+    name: str
+    """Its type, e.g. ``fs``."""
+    label: str
+    """Its name in events, e.g. ``1:fs``."""
+    medium: str | None = None
+    """``CPU`` or ``STORAGE``; None: its events are not for the engine's event stream."""
+    locality: str | None = None
+
+
+class StoreTier:
+    """A secondary tier over a blocking store.
+
+    ``inbox.removed`` must be the ``on_removed`` that the store was built with.
+    """
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        identity: TierIdentity,
+        options: RunnerOptions,
+        inbox: Inbox,
+        clock: Callable[[], float],
+        start_thread: StartThread = start_daemon,
+    ) -> None:
+        self.name = identity.name
+        self.label = identity.label
+        self.medium = identity.medium
+        self.locality = identity.locality
+        self.store = store
+        self._options = options
+        self._inbox = inbox
+        self._clock = clock
+        self._start_thread = start_thread
+        self._exclusive = not store.capabilities.shared
+        self._mover = Mover(store, inbox, clock, options.transfer_retries)
+        self._presence = Presence(options.max_tracked_chunks, options.negative_ttl_s)
+        self._breaker = Breaker(
+            options.breaker_failures, options.breaker_cooldown_s, options.breaker_max_cooldown_s
+        )
+        self._jobs: dict[int, Taken] = {}
+        self._by_deadline: dict[JobKind, OrderedDict[int, Taken]] = {
+            kind: OrderedDict() for kind in JobKind
+        }
+        self._held_store_bytes = 0
+        self._asking = Asking(options.lookup_deadline_s)
+        self._finished: list[JobOutcome | JobReleased] = []
+        self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        self._touch_failed = False
+        self._closed = False
+        self._lanes = Lanes(
+            options.n_read_threads,
+            options.n_write_threads,
+            options.max_replacement_threads,
+            f"kvtiers-{self.label}",
+            start_thread,
+        )
+        if store.capabilities.scan:
+            self._lanes.put(Scan(store, inbox))
+
+    def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
+        """HIT or MISS from memory; RETRY while the store is asked."""
+        self._take_notes()
+        now = self._clock()
+        if self._closed or self._breaker.is_out(now):
+            return [Lookup.MISS] * len(keys)
+        find = self._presence.find
+        verdicts = []
+        for key in keys:
+            known = find(key, now)
+            if known is None:
+                verdicts.append(self._asking.lookup(key, now))
+            else:
+                verdicts.append(Lookup.HIT if known else Lookup.MISS)
+        return verdicts
+
+    def on_schedule_end(self) -> None:
+        """Send what lookups gathered in this step, batched."""
+        self._take_notes()
+        batches = self._asking.gather()
+        if not batches or self._closed:
+            return
+        now = self._clock()
+        admitted = self._breaker.admit(now)
+        for keys, deadline in batches:
+            if admitted:
+                question = Question(keys, deadline, self.store, self._inbox)
+                self._asking.sent(question)
+                self._lanes.put(question)
+            else:
+                self._asking.forget(keys)
+                self._deny_unknown(keys, now)
+
+    def _answered(self, question: Question) -> None:
+        in_time = self._asking.answered(question)
+        answer, now = question.answer, self._clock()
+        if isinstance(answer, KVTiersError):
+            if in_time:
+                self._deny_unknown(question.keys, now)
+                self._failed(now, str(answer))
+            return
+        pairs = list(zip(question.keys, answer, strict=True))
+        self._presence.add(key for key, there in pairs if there)
+        if in_time:
+            self._deny_unknown([key for key, there in pairs if not there], now)
+            self._succeeded()
+
+    def _deny_unknown(self, keys: Sequence[Key], now: float) -> None:
+        """What a write or the scan brought to light meanwhile is newer than a "no"."""
+        self._presence.deny([key for key in keys if not self._presence.holds(key)], now)
+
+    def submit_store(self, job: Job) -> bool:
+        """Take a cascade unless unfinished ones hold too much memory or the tier is out."""
+        size = sum(view.nbytes for view in job.views)
+        held = self._held_store_bytes
+        if held and held + size > self._options.max_queued_store_bytes:
+            return False
+        todo = [i for i, key in enumerate(job.keys) if not self._presence.holds(key)]
+        return self._submit(job, todo, self._options.store_deadline_s, size)
+
+    def submit_load(self, job: Job) -> bool:
+        """Take a promotion unless the tier is out."""
+        return self._submit(job, range(len(job.keys)), self._options.load_deadline_s, 0)
+
+    def _submit(self, job: Job, todo: Sequence[int], deadline_s: float, held: int) -> bool:
+        now = self._clock()
+        if self._closed or (todo and not self._breaker.admit(now)):
+            return False
+        taken = Taken(job, now, now + deadline_s, held)
+        self._held_store_bytes += held
+        moving = set(todo)
+        for i, key in enumerate(job.keys):
+            if i not in moving:
+                taken.done.append(key)
+                release(job.views[i])
+        pieces = self._pieces(taken, todo)
+        taken.pieces.update(pieces)
+        self._jobs[job.id] = taken
+        self._by_deadline[job.kind][job.id] = taken
+        for piece in pieces:
+            self._lanes.put(piece)
+        if not pieces:
+            self._report(taken)
+        return True
+
+    def _pieces(self, taken: Taken, todo: Sequence[int]) -> list[Transfer]:
+        options, job = self._options, taken.job
+        lanes = options.n_write_threads
+        if job.kind is JobKind.LOAD:
+            lanes += options.n_read_threads
+        runs = split(job, todo, lanes, options.min_slice_bytes)
+        return [Transfer(job, items, taken.deadline, self._mover) for items in runs]
+
+    def _settle(self, piece: Transfer) -> None:
+        self._learn(piece)
+        taken = self._jobs.get(piece.job_id)
+        if taken is None or piece not in taken.pieces:
+            return
+        taken.pieces.discard(piece)
+        if not taken.reported:
+            taken.merge(piece)
+        if taken.pieces:
+            return
+        if taken.reported:
+            self._forget(taken)
+            self._finished.append(JobReleased(taken.job.id))
+        else:
+            self._report(taken)
+
+    def _learn(self, piece: Transfer) -> None:
+        """What the results say about where chunks are; true also when they come late."""
+        pairs = list(zip(piece.keys, piece.results, strict=True))
+        new = self._presence.add(key for key, error in pairs if error is None)
+        if new and piece.kind is JobKind.STORE:
+            self._events.append(ChunksStored(self.label, tuple(new)))
+        failed = [(key, error) for key, error in pairs if error is not None]
+        if piece.kind is JobKind.LOAD:
+            for kind, reason in _GONE.items():
+                self._lost([key for key, error in failed if error.kind is kind], reason)
+            self._presence.deny((key for key, _ in failed), self._clock())
+
+    def _report(self, taken: Taken) -> None:
+        """Give a job its one outcome; its memory is free unless a lane still runs a piece."""
+        against = taken.fault()
+        if against is not None:
+            self._failed(self._clock(), str(against))
+        elif taken.io_began is not None:
+            self._succeeded()
+        taken.reported = True
+        del self._by_deadline[taken.job.kind][taken.job.id]
+        self._finished.append(taken.outcome())
+        if not taken.pieces:
+            self._forget(taken)
+
+    def _forget(self, taken: Taken) -> None:
+        del self._jobs[taken.job.id]
+        self._held_store_bytes -= taken.held_bytes
+
+    def get_finished_jobs(self) -> list[JobOutcome | JobReleased]:
+        """What ended since the last call; jobs and lookups past their deadline end here."""
+        self._take_notes()
+        self._expire(self._clock())
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _expire(self, now: float) -> None:
+        for jobs in self._by_deadline.values():
+            while jobs:
+                taken = next(iter(jobs.values()))
+                if now < taken.deadline:
+                    break
+                self._time_out(taken)
+        overdue = self._asking.overdue(now)
+        for question in overdue:
+            if not question.claim():
+                self._lanes.abandon(question)
+            self._deny_unknown(question.keys, now)
+        if overdue:
+            self._failed(now, "lookups were not answered in time")
+        self._presence.expire(now)
+
+    def _time_out(self, taken: Taken) -> None:
+        verb = taken.job.kind.value
+        error = KVTiersError(
+            f"{verb} job {taken.job.id} of {self.label} did not end within "
+            f"{taken.deadline - taken.began:g} s",
+            kind=Kind.TIMEOUT,
+            operation=verb,
+        )
+        for piece in list(taken.pieces):
+            taken.failed.update(dict.fromkeys(piece.keys, error))
+            if taken.job.kind is JobKind.LOAD:
+                self._presence.deny(piece.keys, self._clock())
+            if piece.claim():
+                piece.release()
+                taken.pieces.discard(piece)
+            else:
+                self._lanes.abandon(piece)
+        self._report(taken)
+
+    def _take_notes(self) -> None:
+        if not self._inbox:
+            return
+        for note in self._inbox.take():
+            if isinstance(note, Transfer):
+                self._settle(note)
+            elif isinstance(note, Question):
+                self._answered(note)
+            elif isinstance(note, Removed):
+                self._lost(note.keys, note.reason)
+            elif isinstance(note, Scan):
+                self._scanned(note)
+
+    def _scanned(self, scan: Scan) -> None:
+        self._presence.add(scan.keys)
+        if scan.error is not None:
+            _log.warning(
+                "%s: the start-up scan failed, chunks are asked for: %s", self.label, scan.error
+            )
+        elif scan.follow_up is None:
+            self._presence.complete = self._exclusive
+        elif not self._closed:
+            self._lanes.put(scan.follow_up)
+
+    def _lost(self, keys: Iterable[Key], reason: Reason) -> None:
+        gone = self._presence.discard(keys)
+        if gone:
+            self._events.append(ChunksRemoved(self.label, tuple(gone), reason))
+
+    def _failed(self, now: float, why: str) -> None:
+        if self._breaker.failed(now):
+            _log.error(
+                "%s keeps failing and is left alone for %g s at first: %s",
+                self.label,
+                self._options.breaker_cooldown_s,
+                why,
+            )
+
+    def _succeeded(self) -> None:
+        if self._breaker.succeeded():
+            _log.info("%s works again", self.label)
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Keep these longer, here and in the store."""
+        self._presence.touch(keys)
+        if self._closed:
+            return
+        try:
+            self.store.touch(keys)
+        except Exception as e:
+            if not self._touch_failed:
+                self._touch_failed = True
+                _log.warning("%s: touch failed, said once: %s", self.label, fault("touch", e))
+
+    def take_events(self) -> list[Event]:
+        """Stored and removed since the last call, under the tier's label."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def has_pending_work(self) -> bool:
+        """Whether a job or a lookup is outstanding, or an outcome was not fetched.
+
+        Memory that a hung lane still holds is not work: it may take for ever.
+        """
+        return bool(self._finished or self._asking or any(self._by_deadline.values()))
+
+    def drain_jobs(self, deadline_s: float) -> bool:
+        """Wait until no job runs and no memory is in use; False if ``deadline_s`` passed first."""
+        until = self._clock() + deadline_s
+        while True:
+            self._take_notes()
+            self._expire(self._clock())
+            if not self._jobs:
+                return True
+            left = until - self._clock()
+            if left <= 0 or not self._inbox.wait(left):
+                return False
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Stop lanes and close the store, within ``deadline_s`` seconds. Idempotent."""
+        if self._closed:
+            return
+        self._take_notes()
+        self._closed = self._mover.stopping = True
+        for taken in self._jobs.values():
+            for piece in taken.pieces:
+                if piece.claim():
+                    piece.release()
+        self._lanes.stop()
+        began = self._clock()
+        if not self._lanes.join(deadline_s):
+            _log.warning("%s: a lane still hangs in the store at shutdown", self.label)
+        left = max(0.0, deadline_s - (self._clock() - began))
+        self._start_thread(self._close_store, f"kvtiers-{self.label}-close").join(left)
+        self._jobs.clear()
+        for jobs in self._by_deadline.values():
+            jobs.clear()
+        self._held_store_bytes = 0
+        self._asking.clear()
+
+    def _close_store(self) -> None:
+        try:
+            self.store.close()
+        except BaseException as e:
+            _log.warning("%s: closing failed: %s", self.label, fault("close", e))
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant, if any."""
+        self._presence.check()
+        self._breaker.check()
+        self._lanes.check()
+        held = sum(taken.held_bytes for taken in self._jobs.values())
+        assert held == self._held_store_bytes, "held bytes do not add up"
+        unreported = {i for i, taken in self._jobs.items() if not taken.reported}
+        timed = {i for jobs in self._by_deadline.values() for i in jobs}
+        assert unreported == timed, "a job has no deadline, or a deadline no job"
+        assert all(t.pieces for t in self._jobs.values()), "a finished job was not forgotten"
+        self._asking.check()
+
+    def __repr__(self) -> str:
+        hung = sum(taken.reported for taken in self._jobs.values())
+        return (
+            f"<StoreTier {self.label}: {len(self._presence)} chunks known, "
+            f"{len(self._jobs) - hung} jobs, {hung} hung, {len(self._asking)} lookups, "
+            f"{self._held_store_bytes} bytes held, {self._breaker.state.value}>"
+        )

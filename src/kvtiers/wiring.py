@@ -1,0 +1,103 @@
+"""The one place where parts become a manager: index, policy, tiers, metrics."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtiers.chunks import ChunkLayout, Namespace
+from kvtiers.config import KVTiersConfig
+from kvtiers.core.manager import ManagerOptions, TieringManager
+from kvtiers.core.promote import PromoteOptions
+from kvtiers.events import Event, Sink
+from kvtiers.host.index import HostIndex
+from kvtiers.host.policies import load_policy
+from kvtiers.host.region import Region
+from kvtiers.metrics import Metrics
+from kvtiers.tiers import build_tier
+from kvtiers.tiers.base import SecondaryTier
+
+
+@dataclass(frozen=True, slots=True)
+class Wired:
+    """A manager and what was wired to it."""
+
+    manager: TieringManager
+    metrics: Metrics
+    tiers: tuple[SecondaryTier, ...]
+
+
+def wire(
+    config: KVTiersConfig,
+    region: Region,
+    layout: ChunkLayout,
+    namespace: Namespace,
+    *,
+    listen: Sink | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+) -> Wired:
+    """Build the manager of one engine over ``region``.
+
+    ``listen`` is told every event. Raises ConfigError, with nothing left running, if a policy or a
+    tier cannot be had.
+    """
+    slots = region.num_slots
+    policy = load_policy(config.eviction_policy, config.cache_policy_module_path, capacity=slots)
+    tiers = _tiers(config, namespace, layout, clock, wall_clock)
+    metrics = Metrics()
+    manager = TieringManager(
+        index=HostIndex(slots, policy),
+        layout=layout,
+        view=lambda slot, nbytes, writable: region.view(slot, nbytes, writable=writable),
+        tiers=tiers,
+        sink=metrics if listen is None else _both(metrics, listen),
+        options=_options(config),
+    )
+    return Wired(manager, metrics, tiers)
+
+
+def _tiers(
+    config: KVTiersConfig,
+    namespace: Namespace,
+    layout: ChunkLayout,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+) -> tuple[SecondaryTier, ...]:
+    built: list[SecondaryTier] = []
+    try:
+        for position, spec in enumerate(config.secondary_tiers):
+            built.append(
+                build_tier(
+                    spec.as_mapping(),
+                    position,
+                    namespace=namespace,
+                    layout=layout,
+                    clock=clock,
+                    wall_clock=wall_clock,
+                )
+            )
+    except BaseException:
+        for tier in built:
+            tier.shutdown(1.0)
+        raise
+    return tuple(built)
+
+
+def _options(config: KVTiersConfig) -> ManagerOptions:
+    return ManagerOptions(
+        promote=PromoteOptions(
+            promote_deadline_s=config.promote_deadline_s,
+            promotion_wait_s=config.promotion_wait_s,
+        ),
+        cascade_max_pinned_fraction=config.cascade_max_pinned_fraction,
+        store_threshold=config.store_threshold,
+        max_tracker_size=config.max_tracker_size,
+    )
+
+
+def _both(first: Sink, second: Sink) -> Sink:
+    def sink(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return sink

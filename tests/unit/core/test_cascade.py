@@ -1,0 +1,136 @@
+import pytest
+from core_harness import ScriptedTier, World, key, keys
+
+from kvtiers.errors import Kind
+from kvtiers.events import ChunksDeclined, Hop, Reason, TransferFinished
+from kvtiers.tiers.base import JobKind
+
+
+def test_confirmed_chunks_go_to_every_tier_as_one_job_each() -> None:
+    tiers = [ScriptedTier("a"), ScriptedTier("b")]
+    world = World(slots=16, tiers=tiers)
+    world.stored(keys(1, 2, 3))
+    world.step()
+    for tier in tiers:
+        assert [j.keys for j in tier.jobs] == [tuple(keys(1, 2, 3))]
+        assert tier.jobs[0].kind is JobKind.STORE
+        assert all(view.readonly for view in tier.jobs[0].views)
+
+
+def test_the_bytes_a_tier_sees_are_those_of_the_chunk() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    world.step()
+    tier.finish_all()
+    assert tier.holds[key(1)].startswith(key(1))
+
+
+def test_a_chunk_in_flight_is_not_evicted() -> None:
+    tier = ScriptedTier()
+    world = World(slots=1, tiers=[tier], cascade_max_pinned_fraction=1.0)
+    world.stored(keys(1))
+    world.step()
+    assert world.manager.store(keys(2), world.request()).declined == keys(2)
+    tier.finish_all()
+    world.step()
+    assert world.manager.store(keys(2), world.request("later")).keys == keys(2)
+
+
+def test_cascades_pin_no_more_than_their_share() -> None:
+    tier = ScriptedTier()
+    world = World(slots=8, tiers=[tier], cascade_max_pinned_fraction=0.5)
+    world.stored(keys(*range(8)))
+    world.step()
+    assert sum(len(j.keys) for j in tier.jobs) == 4
+    assert world.manager.use.pinned == 4
+    tier.finish_all()
+    world.step()
+    assert sum(len(j.keys) for j in tier.jobs) == 4
+
+
+def test_what_a_tier_refuses_is_counted_and_offered_again() -> None:
+    tier = ScriptedTier()
+    tier.accepts = False
+    world = World(tiers=[tier])
+    world.stored(keys(1, 2))
+    world.step()
+    assert ChunksDeclined(Hop.CASCADE, "1:scripted", 2, Reason.PRESSURE) in world.events
+    tier.accepts = True
+    world.step(seconds=1.0)
+    assert [j.keys for j in tier.jobs] == [tuple(keys(1, 2))]
+
+
+def test_a_chunk_evicted_before_its_cascade_is_counted_as_lost() -> None:
+    tier = ScriptedTier()
+    tier.accepts = False
+    world = World(slots=2, tiers=[tier], cascade_max_pinned_fraction=1.0)
+    world.stored(keys(1, 2))
+    world.step()
+    world.stored(keys(3))
+    assert ChunksDeclined(Hop.CASCADE, "1:scripted", 1, Reason.EVICTED) in world.events
+    tier.accepts = True
+    world.step(seconds=1.0)
+    assert {k for j in tier.jobs for k in j.keys} == set(keys(1, 3))
+
+
+def test_a_failed_chunk_is_offered_again_after_a_pause_but_not_for_ever() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    attempts = 0
+    for _ in range(8):
+        world.step(seconds=100.0)
+        for job in list(tier.jobs):
+            attempts += 1
+            tier.finish(job, fail=job.keys, kind=Kind.FULL)
+    assert attempts == 3
+    failures = [e for e in world.of(TransferFinished) if e.failed]  # type: ignore[attr-defined]
+    assert {e.reason for e in failures} == {Reason.NO_ROOM}  # type: ignore[attr-defined]
+
+
+def test_a_tier_that_failed_is_left_alone_for_a_while() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    world.step()
+    tier.finish(tier.jobs[0], fail=keys(1))
+    world.step()
+    assert not tier.jobs
+    world.step(seconds=1.0)
+    assert len(tier.jobs) == 1
+
+
+def test_the_slots_of_a_hung_store_stay_pinned_until_the_tier_lets_go() -> None:
+    tier = ScriptedTier()
+    world = World(slots=1, tiers=[tier], cascade_max_pinned_fraction=1.0)
+    world.stored(keys(1))
+    world.step()
+    job = tier.jobs[0]
+    tier.time_out(job)
+    world.step()
+    assert world.manager.store(keys(2), world.request()).declined == keys(2)
+    tier.release(job)
+    world.step()
+    assert world.manager.store(keys(2), world.request("later")).keys == keys(2)
+
+
+@pytest.mark.parametrize("fault", ["raises", "another tier's job", "twice"])
+def test_a_tier_that_breaks_its_contract_harms_nobody(fault: str) -> None:
+    bad, good = ScriptedTier("bad"), ScriptedTier("good")
+    world = World(tiers=[bad, good])
+    world.stored(keys(1))
+    world.step()
+    job = bad.jobs[0]
+    if fault == "raises":
+        bad.get_finished_jobs = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+    elif fault == "another tier's job":
+        bad.time_out(good.jobs[0])
+    else:
+        bad.finish(job)
+        bad.jobs.append(job)
+        bad.finish(job)
+    world.step()
+    good.finish_all()
+    world.step()
+    assert key(1) in good.holds

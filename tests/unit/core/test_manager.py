@@ -1,0 +1,174 @@
+from core_harness import ScriptedTier, World, key, keys
+
+from kvtiers.chunks import Lookup
+from kvtiers.core.load import NO_SLOT
+from kvtiers.events import ChunksRemoved, Reason
+
+HIT, MISS, PENDING = Lookup.HIT, Lookup.MISS, Lookup.HIT_PENDING
+
+
+def test_many_lookups_end_with_the_first_miss() -> None:
+    world = World()
+    world.stored(keys(1, 2, 4))
+    request = world.request()
+    assert world.manager.lookup_many(keys(1, 2), request) == [HIT, HIT]
+    assert world.manager.lookup_many(keys(1, 2, 3, 4), request) == [HIT, HIT, MISS]
+
+
+def test_a_chunk_being_loaded_is_not_evicted_until_the_load_ends() -> None:
+    world = World(slots=1)
+    world.stored(keys(1))
+    request = world.request()
+    world.lookup(keys(1), request)
+    world.manager.load(keys(1), request)
+    assert world.manager.store(keys(2), world.request("b")).declined == keys(2)
+    world.manager.complete_load(request)
+    assert world.manager.store(keys(2), world.request("c")).keys == keys(2)
+
+
+def test_a_failed_load_makes_its_chunks_misses_and_its_request_computes() -> None:
+    world = World()
+    world.stored(keys(1, 2))
+    request, other = world.request(), world.request("other")
+    world.lookup(keys(1, 2), request)
+    world.manager.load(keys(1, 2), request)
+    world.manager.complete_load(request, ok=False)
+    assert world.lookup(keys(1, 2), request) == [MISS, MISS]
+    assert world.lookup(keys(1, 2), other) == [MISS, MISS]
+    assert ChunksRemoved("0:primary", tuple(keys(1, 2)), Reason.FAILED) in world.events
+    world.stored(keys(1, 2))
+    assert world.lookup(keys(1), request) == [MISS]
+    assert world.lookup(keys(1), other) == [HIT]
+
+
+def test_a_chunk_that_left_before_its_load_gets_no_slot() -> None:
+    world = World()
+    world.stored(keys(1))
+    slots = world.manager.load(keys(1, 2), world.request())
+    assert slots[0] != NO_SLOT
+    assert slots[1] == NO_SLOT
+
+
+def test_two_loads_of_one_chunk_each_hold_it() -> None:
+    world = World(slots=1)
+    world.stored(keys(1))
+    a, b = world.request("a"), world.request("b")
+    assert world.manager.load(keys(1), a) == world.manager.load(keys(1), b)
+    world.manager.complete_load(a)
+    assert world.manager.store(keys(2), world.request("c")).declined == keys(2)
+    world.manager.complete_load(b)
+    assert world.manager.store(keys(2), world.request("d")).keys == keys(2)
+
+
+def test_reset_forgets_host_memory_and_keeps_slots_that_are_in_flight() -> None:
+    tier = ScriptedTier(holds=keys("disk"))
+    world = World(slots=4, tiers=[tier], cascade_max_pinned_fraction=0.0)
+    world.stored(keys("loading", "idle"))
+    loading, waiting, storing = world.request("l"), world.request("w"), world.request("s")
+    world.manager.load(keys("loading"), loading)
+    world.lookup(keys("disk"), waiting)
+    world.step()
+    promotion = next(j for j in tier.jobs if key("disk") in j.keys)
+    world.manager.store(keys("storing"), storing)
+    device = world.manager.reset()
+    world.manager.check()
+    assert len(device) == 2
+    assert world.lookup(keys("loading", "idle"), waiting) == [MISS, MISS]
+    assert world.index.free == 1
+    world.manager.complete_store(keys("storing"))
+    world.manager.complete_load(loading)
+    assert world.index.free == 1
+    for job in list(tier.jobs):
+        if job is not promotion:
+            tier.finish(job)
+    tier.finish(promotion)
+    world.step()
+    world.manager.release_device(device)
+    world.step()
+    assert world.index.free == 4
+
+
+def test_reset_drops_promotions_that_were_gathered_but_not_sent() -> None:
+    tier = ScriptedTier(holds=keys(1))
+    world = World(tiers=[tier])
+    request = world.request()
+    assert world.lookup(keys(1), request) == [PENDING]
+    world.manager.reset()
+    world.step()
+    assert not tier.jobs
+    assert world.index.free == 8
+    assert world.lookup(keys(1), request) == [PENDING]
+
+
+def test_finishing_a_request_twice_or_before_its_load_ends_is_fine() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    request = world.request()
+    world.manager.load(keys(1), request)
+    world.manager.on_request_finished(request)
+    world.manager.on_request_finished(request)
+    world.step()
+    world.manager.complete_load(request)
+    assert world.manager.request("r") is None
+    assert tier.finished_requests == ["r"]
+    for job in list(tier.jobs):
+        tier.finish(job)
+    world.step()
+    assert world.manager.use.pinned == 0
+
+
+def test_drain_sends_the_backlog_and_awaits_it() -> None:
+    tier = ScriptedTier()
+    world = World(slots=8, tiers=[tier], cascade_max_pinned_fraction=0.25)
+    world.stored(keys(*range(8)))
+    assert world.manager.drain(10.0, lambda: world.now)
+    assert set(keys(*range(8))) <= set(tier.holds)
+
+
+def test_drain_gives_up_at_its_deadline() -> None:
+    tier = ScriptedTier()
+    times = iter(range(100))
+
+    def never(deadline_s: float) -> bool:
+        return False
+
+    tier.drain_jobs = never  # type: ignore[method-assign]
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    assert not world.manager.drain(5.0, lambda: float(next(times)))
+
+
+def test_a_tier_that_raises_on_every_call_is_left_alone_and_its_neighbour_serves() -> None:
+    bad, good = ScriptedTier("bad"), ScriptedTier("good", holds=keys(*range(5)))
+
+    def explode(*args: object) -> list[Lookup]:
+        raise RuntimeError("plug-in bug")
+
+    bad.lookup = explode  # type: ignore[method-assign,assignment]
+    world = World(tiers=[bad, good])
+    for attempt in range(5):
+        assert world.lookup(keys(attempt), world.request(f"r{attempt}")) == [PENDING]
+    assert "fenced" in repr(world.manager.tiers[0])
+
+
+def test_work_is_pending_while_something_is_in_flight() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    assert not world.manager.has_pending_work()
+    world.stored(keys(1))
+    assert world.manager.has_pending_work()
+    world.step()
+    assert world.manager.has_pending_work()
+    tier.finish_all()
+    world.step()
+    assert not world.manager.has_pending_work()
+
+
+def test_its_repr_tells_an_operator_how_things_stand() -> None:
+    tier = ScriptedTier()
+    world = World(slots=4, tiers=[tier])
+    world.stored(keys(1, 2))
+    text = repr(world.manager)
+    assert "1:scripted 2" in text
+    assert "4 slots" in text

@@ -1,0 +1,291 @@
+import mmap
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from device_kv import Model, copier, copy_now, paddings_of, pages_of, tensors_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtiers.device.copier import Direction
+from kvtiers.device.cpu import CpuCopier
+from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, plan_copies
+from kvtiers.errors import Kind, KVTiersError
+
+BLOCKS, SLOTS = 12, 5
+OLD = 0xEE
+models = st.builds(
+    Model,
+    kind=st.sampled_from(["hnd", "nhd", "mla", "opaque"]),
+    heads=st.sampled_from([8]),
+    layers=st.integers(1, 3),
+    blocks_per_chunk=st.integers(1, 4),
+)
+few_heads = st.builds(
+    Model,
+    kind=st.sampled_from(["hnd", "nhd"]),
+    heads=st.sampled_from([1, 2, 4]),
+    layers=st.integers(1, 3),
+    blocks_per_chunk=st.integers(1, 4),
+)
+
+
+@st.composite
+def plans(draw, model: Model) -> CopyPlan:
+    """Some blocks of a request, in any device blocks and any slots."""
+    per_chunk = model.blocks_per_chunk
+    slots = draw(st.lists(st.integers(0, SLOTS - 1), unique=True, min_size=1, max_size=4))
+    first = draw(st.integers(0, per_chunk - 1))
+    last_chunk = first if len(slots) == 1 else 0
+    size = (len(slots) - 1) * per_chunk + draw(st.integers(last_chunk + 1, per_chunk)) - first
+    order = draw(st.sampled_from(["up", "down", "any"]))
+    blocks = list(range(BLOCKS)) * 2 if order == "up" else list(range(BLOCKS - 1, -1, -1)) * 2
+    if order == "any":
+        blocks = [b for _ in range(2) for b in draw(st.permutations(range(BLOCKS)))]
+    return plan_copies([size], [first], blocks[:size], slots, model.geometry(1, 0))
+
+
+def used(model: Model, plan: CopyPlan, logical: np.ndarray, tp: int) -> dict[int, bytes]:
+    return {chunk.slot: model.chunk(logical, dict(chunk.blocks), tp) for chunk in plan.chunks}
+
+
+def fresh_region(geometry: Geometry) -> bytearray:
+    return bytearray([OLD]) * (SLOTS * geometry.slot_bytes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(models, few_heads), st.sampled_from([1, 2, 4, 8]), st.booleans(), st.data())
+def test_all_ranks_together_store_the_bytes_of_tp_1_and_zeros_and_load_them_back(
+    model, tp, shared, data
+):
+    plan = data.draw(plans(model))
+    logical = model.logical(BLOCKS)
+    region = fresh_region(model.geometry(tp, 0))
+    slot_bytes = model.geometry(tp, 0).slot_bytes
+    for rank in data.draw(st.permutations(range(tp))):
+        tensors = tensors_of(model.pages(logical, tp, rank), shared=shared)
+        assert copy_now(tensors, region, model.geometry(tp, rank), Direction.STORE, plan).ok
+    expected = used(model, plan, logical, tp)
+    for slot in range(SLOTS):
+        stored = bytes(region[slot * slot_bytes : (slot + 1) * slot_bytes])
+        assert stored == expected.get(slot, bytes([OLD]) * slot_bytes)
+
+    given_blocks = sorted({block for chunk in plan.chunks for _, block in chunk.blocks})
+    for rank in range(tp):
+        pages = model.pages(logical, tp, rank)
+        tensors = tensors_of(np.full_like(pages, 7), shared=shared)
+        assert copy_now(tensors, region, model.geometry(tp, rank), Direction.LOAD, plan).ok
+        wanted = np.full_like(pages, 7)
+        wanted[:, given_blocks] = pages[:, given_blocks]
+        assert (pages_of(tensors) == wanted).all()
+        assert (paddings_of(tensors) == 0x55).all()
+
+
+MODEL = Model("hnd", heads=2, layers=3, blocks_per_chunk=1)
+PAGE = MODEL.page_map(0, 1, 0).local_bytes
+
+
+def plan_of(*pairs: tuple[int, int]) -> CopyPlan:
+    return CopyPlan(tuple(ChunkCopy(0, slot, ((0, block),)) for slot, block in pairs))
+
+
+class Gate:
+    """A clock that stops the copier's thread before each job until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.open = threading.Event()
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.reached.set()
+        assert self.open.wait(60)
+        self.seconds += 1
+        return self.seconds
+
+
+@pytest.fixture
+def tensors():
+    return tensors_of(MODEL.pages(MODEL.logical(BLOCKS), 1, 0))
+
+
+@pytest.fixture
+def region():
+    return fresh_region(MODEL.geometry(1, 0))
+
+
+@pytest.fixture
+def gate():
+    made = Gate()
+    yield made
+    made.open.set()
+
+
+@pytest.fixture
+def gated(tensors, region, gate):
+    made = CpuCopier(tensors, memoryview(region), MODEL.geometry(1, 0), clock=gate)
+    yield made
+    gate.open.set()
+    made.close()
+
+
+def test_submit_returns_before_any_byte_moves_and_jobs_end_in_order(gated, gate, region):
+    gated.submit(4, Direction.STORE, plan_of((0, 1)))
+    gated.submit(3, Direction.LOAD, plan_of((0, 2)))
+    assert gate.reached.wait(60)
+    assert gated.poll() == []
+    assert set(region) == {OLD}
+    gated.check()
+    assert repr(gated) == "<CpuCopier open: 2 unfinished, 0 done, 0 failed>"
+    gate.open.set()
+    gated.wait([3])
+    outcomes = gated.poll()
+    assert [(o.job_id, o.ok, o.bytes, o.seconds) for o in outcomes] == [
+        (4, True, 3 * PAGE, 1.0),
+        (3, True, 3 * PAGE, 1.0),
+    ]
+    assert gated.poll() == []
+    assert repr(gated) == "<CpuCopier open: 0 unfinished, 2 done, 0 failed>"
+
+
+def test_a_load_sees_the_store_submitted_before_it(tensors, region):
+    with copier(tensors, region, MODEL.geometry(1, 0)) as made:
+        made.submit(1, Direction.STORE, plan_of((4, 1)))
+        made.submit(2, Direction.LOAD, plan_of((4, 9)))
+        made.wait([1, 2])
+    assert all(torch.equal(t[9], t[1]) for t in tensors)
+
+
+def test_wait_blocks_until_the_job_is_done(gated, gate):
+    gated.submit(1, Direction.STORE, plan_of((0, 1)))
+    assert gate.reached.wait(60)
+    opener = threading.Thread(target=gate.open.set)
+    opener.start()
+    gated.wait({1, 99})
+    assert [o.ok for o in gated.poll()] == [True]
+    opener.join(60)
+
+
+def test_wait_ignores_jobs_it_does_not_know(gated):
+    gated.wait([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("plan", "error"),
+    [
+        (plan_of((0, BLOCKS)), f"device block {BLOCKS} of {BLOCKS}"),
+        (plan_of((0, -1)), "device block -1"),
+        (plan_of((SLOTS, 0)), f"slot {SLOTS} of {SLOTS}"),
+        (plan_of((-1, 0)), "slot -1"),
+        (CopyPlan((ChunkCopy(1, 0, ((0, 0),)),)), "IndexError"),
+    ],
+)
+@pytest.mark.parametrize("direction", list(Direction))
+def test_an_impossible_copy_fails_moves_nothing_and_the_next_one_works(
+    tensors, region, plan, error, direction
+):
+    before = pages_of(tensors).copy()
+    with copier(tensors, region, MODEL.geometry(1, 0)) as made:
+        made.submit(1, direction, plan)
+        made.submit(2, Direction.STORE, plan_of((1, 3)))
+        made.wait([1, 2])
+        failed, after = made.poll()
+    assert (failed.ok, failed.bytes) == (False, 0)
+    assert error in failed.error
+    assert (after.ok, after.error) == (True, None)
+    slot_bytes = MODEL.geometry(1, 0).slot_bytes
+    assert set(region[:slot_bytes] + region[2 * slot_bytes :]) == {OLD}
+    assert (pages_of(tensors) == before).all()
+
+
+def test_an_error_of_the_memory_itself_is_an_outcome(tensors, tmp_path):
+    geometry = MODEL.geometry(1, 0)
+    path = tmp_path / "region"
+    path.write_bytes(bytes(geometry.slot_bytes))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as readonly:
+        made = CpuCopier(tensors, memoryview(readonly), geometry)
+        made.submit(1, Direction.STORE, plan_of((0, 1)))
+        made.wait([1])
+        assert "read-only" in made.poll()[0].error
+        made.close()
+
+
+def test_a_job_id_cannot_be_in_flight_twice(gated):
+    gated.submit(1, Direction.STORE, plan_of((0, 1)))
+    with pytest.raises(KVTiersError, match="submitted twice") as caught:
+        gated.submit(1, Direction.LOAD, plan_of((0, 1)))
+    assert caught.value.kind is Kind.BROKEN
+
+
+def test_close_finishes_the_running_job_fails_the_waiting_ones_and_frees_the_memory(tensors):
+    geometry = MODEL.geometry(1, 0)
+    gate = Gate()
+    memory = mmap.mmap(-1, SLOTS * geometry.slot_bytes)
+    view = memoryview(memory)
+    made = CpuCopier(tensors, view, geometry, clock=gate)
+    made.submit(1, Direction.STORE, plan_of((0, 1)))
+    assert gate.reached.wait(60)
+    made.submit(2, Direction.STORE, plan_of((1, 2)))
+    closer = threading.Thread(target=made.close)
+    closer.start()
+    made.wait([2])
+    gate.open.set()
+    closer.join(60)
+    made.close()
+    made.wait([1, 2])
+    outcomes = {o.job_id: o for o in made.poll()}
+    assert outcomes[1].ok
+    assert (outcomes[2].ok, outcomes[2].error) == (False, "the copier was closed")
+    with pytest.raises(KVTiersError, match="after the copier was closed") as caught:
+        made.submit(3, Direction.STORE, plan_of((0, 1)))
+    assert caught.value.kind is Kind.CLOSED
+    made.check()
+    assert repr(made) == "<CpuCopier closed: 0 unfinished, 1 done, 1 failed>"
+    view.release()
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda t: t[:2],
+        lambda t: [*t[:2], t[2].view(torch.int16)],
+        lambda t: [*t[:2], t[2][:, : PAGE - 1]],
+        lambda t: [*t[:2], t[2].flatten()],
+        lambda t: [*t[:2], t[2].t()],
+        lambda t: [*t[:2], torch.empty_like(t[2], device="meta")],
+    ],
+    ids=["too few", "two-byte elements", "too narrow", "flat", "transposed", "not in memory"],
+)
+def test_tensors_that_do_not_fit_are_refused(tensors, region, bad):
+    with pytest.raises(KVTiersError, match="KV tensor") as caught:
+        CpuCopier(bad(tensors), memoryview(region), MODEL.geometry(1, 0))
+    assert caught.value.kind is Kind.BROKEN
+
+
+def test_layers_of_unequal_pages_and_groups_that_share_tensors(region):
+    """Like a hybrid model: group 1 keeps smaller pages in the tensors of group 0."""
+    wide = MODEL.geometry(1, 0).groups[0]
+    narrow_page = replace(
+        wide.pages[0],
+        local_bytes=100,
+        canonical_bytes=100,
+        runs=(replace(wide.pages[0].runs[0], nbytes=100),),
+    )
+    narrow = replace(
+        wide, group=1, pages=(replace(narrow_page, tensor=2), replace(wide.pages[0], tensor=0))
+    )
+    geometry = Geometry((wide, narrow), 1)
+    geometry.check()
+    tensors = tensors_of(MODEL.pages(MODEL.logical(BLOCKS), 1, 0))
+    plan = plan_copies([1, 2], [0, 0], [1, 5, 6], [0, 1, 2], geometry)
+    assert copy_now(tensors, region, geometry, Direction.STORE, plan).bytes == 3 * PAGE + 2 * (
+        100 + PAGE
+    )
+    pages, slot_bytes = pages_of(tensors), geometry.slot_bytes
+    for slot, block in ((1, 5), (2, 6)):
+        expected = pages[2, block, :100].tobytes() + pages[0, block].tobytes()
+        chunk = geometry.chunk_bytes(1)
+        assert region[slot * slot_bytes : slot * slot_bytes + chunk] == expected.ljust(chunk, b"\0")

@@ -1,0 +1,400 @@
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from kvtiers.chunks import Lookup, make_key
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.host.index import HostIndex, Reservation
+from kvtiers.host.policies import LRUPolicy, load_policy
+from kvtiers.host.slots import IllegalTransition
+
+KEYS = [make_key(bytes([i]) * 32, 0) for i in range(20)]
+A, B, C, D, E, F = KEYS[:6]
+
+
+@pytest.fixture
+def index():
+    return HostIndex(4, LRUPolicy(capacity=4))
+
+
+def store(index, *keys):
+    reserved = index.reserve(keys)
+    assert reserved.keys == keys
+    assert index.settle(reserved.keys, reserved.slots) == list(keys)
+    index.check()
+    return reserved
+
+
+def test_a_chunk_is_a_miss_then_pending_then_a_hit(index):
+    assert index.lookup(A) is Lookup.MISS
+    reserved = index.reserve([A])
+    assert index.lookup(A) is Lookup.HIT_PENDING
+    assert index.filling == {A: reserved.slots[0]}
+    assert index.slot(A) == reserved.slots[0]
+    assert index.settle([A], reserved.slots) == [A]
+    assert index.lookup(A) is Lookup.HIT
+    assert index.ready == {A: reserved.slots[0]}
+    assert index.slot(A) == reserved.slots[0]
+    with pytest.raises(KeyError):
+        index.slot(B)
+
+
+def test_a_batch_gets_adjacent_slots_also_after_eviction(index):
+    assert store(index, A, B).slots == (0, 1)
+    assert store(index, C, D).slots == (2, 3)
+    reserved = index.reserve([E, F])
+    assert reserved.slots == (0, 1)
+    assert set(reserved.evicted) == {A, B}
+
+
+def test_a_prefix_loses_its_end_first(index):
+    store(index, A, B, C, D)
+    assert index.reserve([E, F]).evicted == (D, C)
+
+
+def test_a_touched_prefix_loses_its_end_first(index):
+    store(index, A, B)
+    store(index, C, D)
+    index.touch([A, B, F])
+    assert index.reserve(KEYS[6:10]).evicted == (D, C, B, A)
+
+
+def test_as_many_as_fit_are_taken_from_the_front(index):
+    reserved = index.reserve(KEYS[:6])
+    assert reserved == Reservation(tuple(KEYS[:4]), (0, 1, 2, 3), ())
+    assert index.room() == 0
+    assert index.reserve([E, F]) == Reservation((), (), ())
+    index.check()
+
+
+def test_neither_held_nor_protected_nor_filling_keys_are_evicted(index):
+    store(index, A, B)
+    reserved = index.reserve([C])
+    store(index, D)
+    index.hold([A])
+    assert index.room() == 2
+    assert index.room([B, A, C, F, B]) == 1
+    assert index.reserve(KEYS[6:10], protected=[B]) == Reservation((KEYS[6],), (3,), (D,))
+    assert index.settle(reserved.keys, reserved.slots) == [C]
+    assert {A, B, C} == set(index.ready)
+    index.check()
+
+
+def test_a_failed_write_gives_its_slot_back(index):
+    reserved = index.reserve([A, B, C])
+    assert index.settle(reserved.keys, reserved.slots, failed={B}) == [A, C]
+    assert index.lookup(B) is Lookup.MISS
+    assert index.free == 2
+    assert (index.resident, index.filling_count, index.held, index.orphaned) == (2, 0, 0, 0)
+    index.check()
+
+
+def test_a_key_dropped_while_it_is_written_stays_absent(index):
+    reserved = index.reserve([A, B])
+    assert index.drop([A, A, F]) == [A]
+    assert (index.orphaned, index.held, index.free) == (1, 2, 2)
+    assert index.settle(reserved.keys, reserved.slots) == [B]
+    assert index.lookup(A) is Lookup.MISS
+    assert (index.orphaned, index.held, index.free) == (0, 0, 3)
+    index.check()
+
+
+def test_the_old_writer_does_not_make_the_new_ones_bytes_ready(index):
+    old = index.reserve([A])
+    index.drop([A])
+    new = index.reserve([A])
+    assert new.slots != old.slots
+    assert index.settle([A], old.slots) == []
+    assert index.lookup(A) is Lookup.HIT_PENDING
+    assert index.settle([A], new.slots) == [A]
+    assert index.slot(A) == new.slots[0]
+    assert index.free == 3
+    index.check()
+
+
+def test_a_held_key_that_is_dropped_frees_its_slot_with_the_last_release(index):
+    store(index, A)
+    assert index.hold([A]) == index.hold([A])
+    assert index.drop([A]) == [A]
+    assert index.lookup(A) is Lookup.MISS
+    index.release([0])
+    assert (index.orphaned, index.free) == (1, 3)
+    index.release([0])
+    assert (index.orphaned, index.free) == (0, 4)
+    index.check()
+
+
+def test_a_key_held_twice_in_one_call_is_released_twice(index):
+    store(index, A)
+    slots = index.hold([A, A])
+    index.release([0])
+    assert index.held == 1
+    index.release([0])
+    assert index.held == 0
+    assert slots == [0, 0]
+
+
+def test_holding_an_unknown_or_pending_key_pins_nothing(index):
+    store(index, A)
+    index.reserve([B])
+    for keys in ([A, F], [A, B]):
+        with pytest.raises(KeyError):
+            index.hold(keys)
+    assert index.room() == 3
+    index.check()
+
+
+@pytest.mark.parametrize("slots", [[0, 1], [0, 0], [0, 2], [0, 3]])
+def test_releasing_what_is_not_held_raises_and_releases_nothing(index, slots):
+    store(index, A, B)
+    index.reserve([C])  # slot 2 is its writer's, who must settle
+    index.hold([A])
+    with pytest.raises(IllegalTransition):
+        index.release(slots)
+    assert index.held == 2
+    index.check()
+
+
+@pytest.mark.parametrize("keys", [[A], [B], [C, C], [D, A]])
+def test_reserving_a_known_key_or_one_twice_is_refused(index, keys):
+    store(index, A)
+    index.reserve([B])
+    with pytest.raises(KVTiersError) as caught:
+        index.reserve(keys)
+    assert caught.value.kind is Kind.BROKEN
+    assert index.free == 2
+    index.check()
+
+
+def test_clear_drops_everything_and_lets_holders_finish(index):
+    store(index, A, B)
+    index.hold([B])
+    reserved = index.reserve([C])
+    assert sorted(index.clear()) == [A, B, C]
+    assert (index.resident, index.filling_count, index.orphaned, index.free) == (0, 0, 2, 2)
+    assert index.settle(reserved.keys, reserved.slots) == []
+    index.release([1])
+    assert index.free == 4
+    index.check()
+
+
+def test_clear_forgets_the_policys_history():
+    index = HostIndex(2, load_policy("arc", capacity=2))
+    store(index, A, B)
+    store(index, C)
+    index.clear()
+    assert "B1 0, B2 0" in repr(index.policy)
+
+
+def test_the_repr_has_counts(index):
+    store(index, A)
+    index.hold([A])
+    index.reserve([B])
+    assert repr(index) == "<HostIndex 4 slots: 2 free, 1 ready, 1 filling, 0 orphaned; 2 held>"
+
+
+class Spiteful(LRUPolicy):
+    """Answers with ``answer`` whatever it is asked for."""
+
+    answer = ()
+
+    def evict(self, count, evictable):
+        return list(self.answer)
+
+
+@pytest.mark.parametrize("answer", [[A], [F], [B, B], [C]])
+def test_a_policy_that_breaks_its_word_is_named_and_nothing_is_lost(answer):
+    index = HostIndex(3, Spiteful(capacity=3))
+    store(index, A, B, C)
+    index.hold([A])
+    index.policy.answer = answer
+    with pytest.raises(KVTiersError, match="eviction policy Spiteful") as caught:
+        index.reserve([D, E], protected=[C])
+    assert caught.value.kind is Kind.BROKEN
+    assert set(index.ready) == {A, B, C}
+    index.check()
+
+
+def test_a_policy_that_finds_too_few_makes_the_reservation_shorter():
+    index = HostIndex(2, Spiteful(capacity=2))
+    store(index, A, B)
+    assert index.reserve([C, D]) == Reservation((), (), ())
+    index.check()
+
+
+def break_owner(index):
+    index.ready[B] = index.ready[A]
+
+
+def break_free_list(index):
+    index._free[0] = index._free[1]
+
+
+def break_hold(index):
+    index._holds[index._free[0]] = 1
+
+
+def break_policy(index):
+    index.policy.remove([A])
+
+
+def break_count(index):
+    index._held_ready += 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (break_owner, "owner"),
+        (break_free_list, "free list"),
+        (break_hold, "free slot is held"),
+        (break_policy, "policy and the index"),
+        (break_count, "count of held"),
+    ],
+)
+def test_check_names_the_broken_invariant(index, damage, what):
+    store(index, A)
+    damage(index)
+    with pytest.raises(AssertionError, match=what):
+        index.check()
+
+
+class CountingDict(dict):
+    """Counts how often it is walked."""
+
+    walks = 0
+
+    def __iter__(self):
+        CountingDict.walks += 1
+        return super().__iter__()
+
+
+def test_no_operation_walks_the_index():
+    index = HostIndex(4, LRUPolicy(capacity=4))
+    index.ready, index.filling = CountingDict(), CountingDict()
+    store_once = index.reserve([A, B])
+    index.settle(store_once.keys, store_once.slots)
+    index.release(index.hold([A]))
+    index.reserve(KEYS[2:6], protected=[A])
+    index.drop([A])
+    assert CountingDict.walks == 0
+
+
+class Model(RuleBasedStateMachine):
+    """The index beside dictionaries of what must be true; every slot's users are written down."""
+
+    writers = Bundle("writers")
+    readers = Bundle("readers")
+    policy_name = "lru"
+    size = 5
+
+    def __init__(self):
+        super().__init__()
+        self.index = HostIndex(self.size, load_policy(self.policy_name, capacity=self.size))
+        self.state = {}  # key -> "ready" or "filling"
+        self.at = {}  # key -> slot
+        self.users = Counter()  # slot -> holds
+
+    def unheld(self):
+        return {k for k, s in self.state.items() if s == "ready" and not self.users[self.at[k]]}
+
+    def owned(self):
+        return {s for s, n in self.users.items() if n} | set(self.at.values())
+
+    def forget(self, keys):
+        for key in keys:
+            del self.state[key], self.at[key]
+
+    @rule(
+        target=writers,
+        keys=st.lists(st.sampled_from(KEYS), unique=True, max_size=7),
+        protected=st.lists(st.sampled_from(KEYS), max_size=5),
+    )
+    def reserve(self, keys, protected):
+        keys = [k for k in keys if k not in self.state]
+        can_go = self.unheld() - set(protected)
+        free = self.size - len(self.owned())
+        assert self.index.room(protected) == free + len(can_go)
+        reserved = self.index.reserve(keys, protected)
+        assert reserved.keys == tuple(keys[: free + len(can_go)])
+        assert len(reserved.evicted) == max(0, len(reserved.keys) - free)
+        assert len(set(reserved.evicted) & can_go) == len(reserved.evicted)
+        self.forget(reserved.evicted)
+        assert not set(reserved.slots) & self.owned()
+        assert len(set(reserved.slots)) == len(reserved.slots)
+        for key, slot in zip(reserved.keys, reserved.slots, strict=True):
+            self.state[key], self.at[key] = "filling", slot
+            self.users[slot] = 1
+        return reserved
+
+    @rule(reserved=consumes(writers), failed=st.frozensets(st.sampled_from(KEYS)))
+    def settle(self, reserved, failed):
+        expected = []
+        for key, slot in zip(reserved.keys, reserved.slots, strict=True):
+            self.users[slot] -= 1
+            if self.state.get(key) == "filling" and self.at[key] == slot:
+                if key in failed:
+                    self.forget([key])
+                else:
+                    self.state[key] = "ready"
+                    expected.append(key)
+        assert self.index.settle(reserved.keys, reserved.slots, failed) == expected
+
+    @rule(target=readers, keys=st.lists(st.sampled_from(KEYS), max_size=4))
+    def hold(self, keys):
+        if any(self.state.get(k) != "ready" for k in keys):
+            with pytest.raises(KeyError):
+                self.index.hold(keys)
+            keys = [k for k in keys if self.state.get(k) == "ready"]
+        slots = self.index.hold(keys)
+        assert slots == [self.at[k] for k in keys]
+        self.users.update(slots)
+        return slots
+
+    @rule(slots=consumes(readers))
+    def release(self, slots):
+        self.index.release(slots)
+        self.users.subtract(slots)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=5))
+    def drop(self, keys):
+        there = {k for k in keys if k in self.state}
+        dropped = self.index.drop(keys)
+        assert len(dropped) == len(there)
+        assert set(dropped) == there
+        self.forget(there)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=5))
+    def touch(self, keys):
+        self.index.touch(keys)
+
+    @rule()
+    def clear(self):
+        assert set(self.index.clear()) == set(self.state)
+        self.forget(list(self.state))
+
+    @invariant()
+    def agrees(self):
+        self.index.check()
+        verdicts = {"ready": Lookup.HIT, "filling": Lookup.HIT_PENDING, None: Lookup.MISS}
+        for key in KEYS:
+            assert self.index.lookup(key) is verdicts[self.state.get(key)]
+        held = {s for s, n in self.users.items() if n}
+        assert self.index.held == len(held)
+        assert self.index.orphaned == len(held - set(self.at.values()))
+        assert self.index.free == self.size - len(self.owned())
+        assert {**self.index.ready, **self.index.filling} == self.at
+
+
+class ModelWithARC(Model):
+    policy_name = "arc"
+
+
+TestModelWithLRU = Model.TestCase
+TestModelWithARC = ModelWithARC.TestCase
+TestModelWithLRU.settings = TestModelWithARC.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)

@@ -1,0 +1,62 @@
+from tier_kit import key
+
+from kvtiers.tiers.presence import Presence
+
+A, B, C = key(1), key(2), key(3)
+
+
+def test_absence_is_known_only_when_complete() -> None:
+    presence = Presence(10, 5)
+    assert presence.find(A, 0) is None
+    presence.complete = True
+    assert presence.find(A, 0) is False
+    assert presence.add([A]) == [A]
+    assert presence.add([A, B]) == [B]
+    assert presence.find(A, 0) is True
+
+
+def test_removal_is_told_once() -> None:
+    presence = Presence(10, 5)
+    presence.add([A])
+    assert presence.discard([A, B]) == [A]
+    assert presence.discard([A]) == []
+
+
+def test_denial_hides_a_chunk_until_it_expires() -> None:
+    presence = Presence(10, 5)
+    presence.add([A])
+    presence.deny([A], now=0)
+    assert presence.find(A, 4.9) is False
+    assert presence.holds(A)
+    assert presence.find(A, 5) is True
+
+
+def test_adding_ends_a_denial() -> None:
+    presence = Presence(10, 5)
+    presence.deny([A], now=0)
+    presence.add([A])
+    assert presence.find(A, 0) is True
+
+
+def test_overflow_forgets_the_longest_unused_and_then_asks() -> None:
+    presence = Presence(2, 5)
+    presence.complete = True
+    presence.add([A, B])
+    presence.touch([A, C])
+    presence.add([C])
+    assert (presence.find(A, 0), presence.find(B, 0), presence.find(C, 0)) == (True, None, True)
+    assert len(presence) == 2
+    presence.check()
+
+
+def test_denials_are_bounded_and_expire_in_order() -> None:
+    presence = Presence(2, 5)
+    presence.deny([A, B], now=0)
+    presence.deny([A], now=1)
+    presence.deny([C], now=2)
+    presence.expire(3)
+    assert "2 denied" in repr(presence)
+    assert presence.find(B, 3) is None
+    presence.expire(7)
+    assert "0 denied" in repr(presence)
+    presence.check()

@@ -1,0 +1,168 @@
+"""Real vLLM engines on the CPU, in this process: fast to start, and open to metrics and patches."""
+
+import gc
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+for _name, _value in ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+DEFAULTS = {
+    "dtype": "bfloat16",
+    "enforce_eager": True,
+    "enable_prefix_caching": True,
+    "num_gpu_blocks_override": 128,
+    "max_model_len": 4096,
+    "skip_tokenizer_init": True,
+    "disable_log_stats": False,
+}
+"""Options of ``vllm.LLM``. A block has 128 tokens (MLA 16, recurrent hybrids 256)."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one prompt got. Two answers are equal when tokens and all top logprobs are."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[tuple[tuple[int, float], ...], ...]
+    finish_reason: str | None
+
+    def distance(self, other: "Answer") -> float:
+        """Largest difference of a logprob that both answers give; infinite if they share none."""
+        pairs = zip(self.logprobs, other.logprobs, strict=True)
+        gaps = (abs(dict(a)[t] - p) for a, b in pairs for t, p in b if t in dict(a))
+        return max(gaps, default=math.inf)
+
+
+class Engine:
+    """A running engine: prompts are token ids, decoding is greedy."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self.cached: list[int] = []
+        """Cached tokens of each prompt of the last ``ask``."""
+
+    def ask(self, *prompts: Sequence[int], max_tokens: int = 8, **sampling: Any) -> list[Answer]:
+        """Answers in the order of the prompts; they run as one batch."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=5, **sampling
+        )
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = self.llm.generate(inputs, params, use_tqdm=False)
+        self.cached = [output.num_cached_tokens for output in outputs]
+        return [_answer(output.outputs[0]) for output in outputs]
+
+    def kv_caches(self) -> list[Any]:
+        """The device tensor of each layer, blocks first (one process only)."""
+        core = self.llm.llm_engine.engine_core.engine_core
+        return list(core.model_executor.driver_worker.worker.model_runner.kv_caches)
+
+    def metrics(self) -> dict[str, float]:
+        """Counters and gauges by name, summed over their labels; histograms as ``name_count``."""
+        totals: dict[str, float] = {}
+        for metric in self.llm.get_metrics():
+            suffix = "_count" if hasattr(metric, "buckets") else ""
+            value = metric.count if suffix else getattr(metric, "value", None)
+            if value is not None:
+                name = metric.name + suffix
+                totals[name] = totals.get(name, 0) + value
+        return totals
+
+    def forget_device(self, *, connector: bool = False) -> None:
+        """Empty the device's prefix cache, and with ``connector`` the tiers' host memory too."""
+        assert self.llm.reset_prefix_cache(reset_connector=connector)
+
+    def steps(self, until: Callable[[], bool], deadline_s: float = 30) -> None:
+        """Step the idle engine until ``until()`` holds; fails after ``deadline_s``."""
+        end = time.monotonic() + deadline_s
+        while not until():
+            assert time.monotonic() < end, f"not reached within {deadline_s} s of stepping"
+            self.llm.llm_engine.step()
+
+
+def _answer(completion: Any) -> Answer:
+    return Answer(
+        tokens=tuple(completion.token_ids),
+        logprobs=tuple(
+            tuple(sorted((token, entry.logprob) for token, entry in step.items()))
+            for step in completion.logprobs
+        ),
+        finish_reason=completion.finish_reason,
+    )
+
+
+@contextmanager
+def _one_thread_per_rank(ranks: int) -> Iterator[None]:
+    """With more ranks than cores, OpenMP teams spin against each other for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks > 1:
+            patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@contextmanager
+def running(model: Path, **options: Any) -> Iterator[Engine]:
+    """An engine on ``model``; ``options`` go to ``vllm.LLM``. Everything is gone afterwards."""
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+    from vllm import LLM
+
+    options = {**DEFAULTS, **options}
+    ranks = options.get("tensor_parallel_size", 1)
+    if ranks > 1:
+        options.setdefault("distributed_executor_backend", "mp")
+    engine = None
+    try:
+        with _one_thread_per_rank(ranks):
+            engine = Engine(LLM(model=str(model), **options))
+        yield engine
+    finally:
+        if engine is not None:
+            engine.llm.llm_engine.engine_core.shutdown()
+            del engine.llm
+        ensure_kv_transfer_shutdown()
+        gc.collect()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``checkpoint("llama")``: the folder of a tiny model, made once a session."""
+    import checkpoints
+
+    root = tmp_path_factory.mktemp("checkpoints")
+    return lambda kind: checkpoints.build(kind, root / kind)
+
+
+@pytest.fixture(scope="session")
+def engine(checkpoint: Callable[[str], Path]) -> Callable[..., AbstractContextManager[Engine]]:
+    """What starts engines: kind of checkpoint, then options of ``vllm.LLM``."""
+    return lambda kind="llama", **options: running(checkpoint(kind), **options)
+
+
+@pytest.fixture(scope="session")
+def prompt() -> Callable[..., list[int]]:
+    """``prompt(1000, seed=3)``: token ids that share no block with those of another seed."""
+    import random
+
+    from checkpoints import VOCAB
+
+    return lambda tokens, seed=0: random.Random(seed).choices(range(3, VOCAB), k=tokens)
