@@ -88,7 +88,7 @@ def vllm_server(plan: ServerPlan, stage: Stage, name: str) -> Server:
         [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments],
         port=port,
         log=stage.logs / f"{name}.log",
-        environment=server_environment(os.environ),
+        environment=server_environment(os.environ, len(os.sched_getaffinity(0))),
     )
 
 

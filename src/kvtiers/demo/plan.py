@@ -17,6 +17,8 @@ LARGE_DEVICE_BLOCKS = 128
 SMALL_HOST_CHUNKS = 24
 """One conversation with some room for the answer, never two."""
 LARGE_HOST_CHUNKS = 96
+MAX_THREADS = 8
+"""More do not help a model of this size."""
 
 SERVED_NAME = "SmolLM2-135M-Instruct"
 _MODULE = "kvtiers.engines.vllm"
@@ -139,12 +141,18 @@ def server_arguments(plan: ServerPlan, model: Path, port: int) -> list[str]:
     return arguments
 
 
-def server_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment of the server: nothing is fetched or reported, and no compiler is needed."""
+def server_environment(inherited: Mapping[str, str], cpus: int) -> dict[str, str]:
+    """Environment of the server: nothing is fetched or reported, and no compiler is needed.
+
+    Left alone, vLLM takes another number of threads when a connector is configured, which changes
+    both the speed and the rounding; one of ``cpus`` stays free for the server and the copies.
+    """
     return {
         **inherited,
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, min(cpus - 1, MAX_THREADS))),
         "VLLM_NO_USAGE_STATS": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "no_proxy": "127.0.0.1",

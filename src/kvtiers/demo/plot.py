@@ -99,7 +99,7 @@ def _draw_sources(axes: Any, record: PassRecord, *, labels: bool) -> None:
         heights = [getattr(t.tokens, source) for t in record.turns]
         axes.bar(range(len(heights)), heights, bottom=bottom, color=colour, width=0.85)
         bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
-    axes.margins(y=0.06)
+    axes.set_ylim(0, 1.06 * max(bottom))
     axes.set_title(record.mode.title, color=COLOURS[record.mode])
     axes.set_xticks(range(len(record.turns)), _tick_labels(record), fontsize=7)
     axes.tick_params(labelleft=labels)

@@ -37,6 +37,7 @@ _PREFIX = struct.Struct("<8sII")
 """Magic, format version, bytes of JSON that follow."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _FILE = re.compile(r"kvtiers-[A-Za-z0-9_.-]+\.region(\.\w+\.new)?")
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -171,13 +172,19 @@ def unlink_if_same(fd: int, path: str) -> bool:
 
 
 def sweep(directory: str = DIRECTORY) -> list[str]:
-    """Remove what dead engines of this user left in ``directory``; returns the paths removed."""
-    with map_errors("sweep", directory), os.scandir(directory) as entries:
-        paths = sorted(
-            entry.path
-            for entry in entries
-            if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-        )
+    """Remove what dead engines of this user left in ``directory``; returns the paths removed.
+
+    Raises ConfigError if it cannot be read.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            paths = sorted(
+                entry.path
+                for entry in entries
+                if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            )
+    except OSError as e:
+        raise _unusable(directory, e) from e
     return [path for path in paths if _remove_if_dead(path)]
 
 
@@ -186,9 +193,7 @@ def free_space(directory: str) -> int:
     try:
         found = os.statvfs(directory)
     except OSError as e:
-        raise ConfigError(
-            f"host memory cannot be had from {directory} ({e.strerror}): mount a tmpfs there"
-        ) from e
+        raise _unusable(directory, e) from e
     return found.f_bavail * found.f_frsize
 
 
@@ -215,7 +220,12 @@ def _create(path: str, content: bytes, size: int) -> int | None:
     """A descriptor of the new region ``path``, locked as live; None if another was faster."""
     folder, file = os.path.split(path)
     with map_errors("create", path):
-        fd, draft = tempfile.mkstemp(prefix=f"{file}.", suffix=".new", dir=folder)  # mode 0600
+        try:
+            fd, draft = tempfile.mkstemp(prefix=f"{file}.", suffix=".new", dir=folder)  # mode 0600
+        except OSError as e:
+            if e.errno in _FORBIDDEN:
+                raise _unusable(folder, e) from e
+            raise
         with closing_on_error(fd):
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH)
@@ -237,6 +247,14 @@ def _create(path: str, content: bytes, size: int) -> int | None:
 
 def _is_ours(fd: int) -> bool:
     return os.fstat(fd).st_uid == os.geteuid() and os.pread(fd, len(_MAGIC), 0) == _MAGIC
+
+
+def _unusable(directory: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"host memory cannot be had from region_directory {directory} ({error.strerror}): "
+        "mount a tmpfs there, or name a folder in one that kvtiers may write to",
+        key="region_directory",
+    )
 
 
 def _foreign(path: str) -> ConfigError:

@@ -143,9 +143,8 @@ def _construct(cls: Callable[..., Any], context: StoreContext, rest: Mapping[str
     except ConfigError:
         raise
     except Exception as e:
-        raise bad_option(
-            "type", f"is {context.name}, which does not accept its options: {e}"
-        ) from e
+        what = "does not accept its options" if isinstance(e, TypeError) else "could not be built"
+        raise bad_option("type", f"is {context.name}, which {what}: {e}") from e
 
 
 __all__ = ["TIER_TYPES", "TierType", "build_tier"]

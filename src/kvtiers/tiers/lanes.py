@@ -83,15 +83,16 @@ class Inbox:
         for _ in range(len(self._notes)):
             yield self._notes.popleft()
 
+    def empty(self) -> bool:
+        """Whether no note is there now. Cheap: asked at every lookup."""
+        return not self._notes
+
     def wait(self, timeout_s: float) -> bool:
         """Wait for a note that was not waited for yet; False if none came."""
         if not self._arrived.wait(timeout_s):
             return False
         self._arrived.clear()
         return True
-
-    def __bool__(self) -> bool:
-        return bool(self._notes)
 
     def __repr__(self) -> str:
         return f"<Inbox {len(self._notes)} notes>"

@@ -29,7 +29,9 @@ class MemoryOptions(RunnerOptions):
     n_read_threads: int = 1
     n_write_threads: int = 1
     locality: Literal["LOCAL", "REMOTE"] = "LOCAL"
+    """What tier filters and KV events call it: of this node, or of another or shared."""
     enable_kv_events: bool = False
+    """Whether chunks stored in it and removed from it appear among the engine's KV events."""
 
 
 @dataclass(slots=True)

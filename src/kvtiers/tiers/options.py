@@ -26,7 +26,9 @@ class RunnerOptions:
     max_queued_store_bytes: int = 1 << 30
     """Host memory that unfinished stores may hold; above it stores are refused (pressure)."""
     store_deadline_s: float = 60.0
+    """After it a cascade has failed; it is offered again later."""
     load_deadline_s: float = 10.0
+    """After it a promotion has failed: its chunks are misses."""
     lookup_deadline_s: float = 1.0
     """After it an unanswered lookup is a MISS."""
     negative_ttl_s: float = 5.0
@@ -36,10 +38,13 @@ class RunnerOptions:
     min_slice_bytes: int = 1 << 20
     """A job is split over the lanes into slices of at least this many bytes."""
     transfer_retries: int = 2
+    """How often an error that may pass is tried again, at once and within the deadline."""
     breaker_failures: int = 5
     """Failures in a row after which the tier is left alone."""
     breaker_cooldown_s: float = 5.0
+    """How long the tier is left alone at first; doubled each time a trial after it fails."""
     breaker_max_cooldown_s: float = 60.0
+    """How long that becomes at most."""
     max_replacement_threads: int = 16
     """Lanes that may hang in a dead device at once and be replaced."""
 

@@ -20,7 +20,7 @@ class Presence:
     def __init__(self, max_chunks: int, denial_ttl_s: float) -> None:
         self._max_chunks = max_chunks
         self._denial_ttl_s = denial_ttl_s
-        self._held: OrderedDict[Key, None] = OrderedDict()
+        self._held: OrderedDict[Key, bool] = OrderedDict()  # -> whether announced
         self._denied: OrderedDict[Key, float] = OrderedDict()
         self._overflowed = False
         self.complete = False
@@ -39,17 +39,23 @@ class Presence:
         """Whether the chunk is known to be stored, usable or not."""
         return key in self._held
 
-    def add(self, keys: Iterable[Key]) -> list[Key]:
-        """These are there. Returns those that were not known."""
-        new = []
+    def add(self, keys: Iterable[Key]) -> None:
+        """These are there."""
         for key in keys:
             self._denied.pop(key, None)
-            if key not in self._held:
-                self._held[key] = None
-                new.append(key)
+            self._held.setdefault(key, False)
         while len(self._held) > self._max_chunks:
             self._held.popitem(last=False)
             self._overflowed = True
+
+    def announce(self, keys: Iterable[Key]) -> list[Key]:
+        """These are there by our doing. Returns those that were not announced before.
+
+        One that a question or the scan found first, between its write and this, is announced too.
+        """
+        new = [key for key in keys if not self._held.get(key, False)]
+        self._held.update(dict.fromkeys(new, True))
+        self.add(new)
         return new
 
     def discard(self, keys: Iterable[Key]) -> list[Key]:

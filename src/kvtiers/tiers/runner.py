@@ -92,7 +92,8 @@ class StoreTier:
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
         """HIT or MISS from memory; RETRY while the store is asked."""
-        self._take_notes()
+        if not self._inbox.empty():
+            self._take_notes()
         now = self._clock()
         if self._closed or self._breaker.is_out(now):
             return [Lookup.MISS] * len(keys)
@@ -202,8 +203,10 @@ class StoreTier:
     def _learn(self, piece: Transfer) -> None:
         """What the results say about where chunks are; true also when they come late."""
         pairs = list(zip(piece.keys, piece.results, strict=True))
-        new = self._presence.add(key for key, error in pairs if error is None)
-        if new and piece.kind is JobKind.STORE:
+        good = [key for key, error in pairs if error is None]
+        if piece.kind is JobKind.LOAD:
+            self._presence.add(good)
+        elif new := self._presence.announce(good):
             self._events.append(ChunksStored(self.label, tuple(new)))
         failed = [(key, error) for key, error in pairs if error is not None]
         if piece.kind is JobKind.LOAD:
@@ -271,8 +274,6 @@ class StoreTier:
         self._report(taken)
 
     def _take_notes(self) -> None:
-        if not self._inbox:
-            return
         for note in self._inbox.take():
             if isinstance(note, Transfer):
                 self._settle(note)
@@ -315,10 +316,9 @@ class StoreTier:
     def touch(self, keys: Sequence[Key]) -> None:
         """Keep these longer, here and in the store."""
         self._presence.touch(keys)
-        if self._closed:
-            return
         try:
-            self.store.touch(keys)
+            if not self._closed:
+                self.store.touch(keys)
         except Exception as e:
             if not self._touch_failed:
                 self._touch_failed = True

@@ -96,7 +96,14 @@ def test_connector_is_passed_as_one_json_argument():
 
 
 def test_environment_keeps_what_is_there_and_forbids_fetching():
-    environment = server_environment({"PATH": "/bin", "HF_HUB_OFFLINE": "0"})
+    environment = server_environment({"PATH": "/bin", "HF_HUB_OFFLINE": "0"}, cpus=2)
     assert environment["PATH"] == "/bin"
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["TORCHDYNAMO_DISABLE"] == "1"
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, "1"), (2, "1"), (4, "3"), (64, "8")])
+def test_every_pass_computes_with_the_same_threads_and_leaves_one_cpu_free(cpus, threads):
+    environment = server_environment({"OMP_NUM_THREADS": "99"}, cpus)
+    assert environment["OMP_NUM_THREADS"] == threads
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"

@@ -10,9 +10,18 @@ def test_absence_is_known_only_when_complete() -> None:
     assert presence.find(A, 0) is None
     presence.complete = True
     assert presence.find(A, 0) is False
-    assert presence.add([A]) == [A]
-    assert presence.add([A, B]) == [B]
+    presence.add([A])
     assert presence.find(A, 0) is True
+
+
+def test_a_residency_is_announced_once_even_if_it_was_found_first() -> None:
+    presence = Presence(10, 5)
+    presence.add([A])
+    assert presence.announce([A, B]) == [A, B]
+    presence.add([A])
+    assert presence.announce([A, B, C]) == [C]
+    presence.discard([B])
+    assert presence.announce([B]) == [B]
 
 
 def test_removal_is_told_once() -> None:

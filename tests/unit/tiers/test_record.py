@@ -18,11 +18,11 @@ GOLDEN = bytes.fromhex(
     "2400"
     "00000000"  # version, length of the key
     "0020000000000000"  # length of the payload
-    "46a0a9a3fbaa99c0"  # checksum of the payload
+    "072f061518a52d19"  # checksum of the payload
     "00112233445566778899aabbccddeeff"  # namespace
     "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f00000007"  # key
 )
-GOLDEN_CHECKSUM = "0000000000000000"
+GOLDEN_CHECKSUM = "2f3d50540f7ebc90"
 
 
 def test_format_is_frozen() -> None:

@@ -8,15 +8,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
     build_offloading_config,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_offload.config import OffloadingConfig
 
-from kvtiers.config import parse_config
+from kvtiers.config import KVTiersConfig, parse_config
 from kvtiers.engines.vllm.facts import gather
-from kvtiers.engines.vllm.logs import adopt_vllm_logging, logger
+from kvtiers.engines.vllm.logs import saying_refusals
 from kvtiers.engines.vllm.scheduler import KVTiersScheduler
-from kvtiers.engines.vllm.spec import KVTiersSpec
+from kvtiers.engines.vllm.spec import KVTiersSpec, refuse_pipelines
 from kvtiers.engines.vllm.tripwires import check_upstream
 from kvtiers.engines.vllm.worker import KVTiersWorker
-from kvtiers.errors import KVTiersError
+from kvtiers.errors import ConfigError
 
 SPEC = {"spec_name": "KVTiersSpec", "spec_module_path": "kvtiers.engines.vllm"}
 
@@ -27,17 +28,13 @@ class KVTiersConnector(OffloadingConnector):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         # Not OffloadingConnector.__init__: it would build its own scheduler and worker sides.
         KVConnectorBase_V1.__init__(self, vllm_config, role, kv_cache_config)
-        adopt_vllm_logging()
-        try:
+        with saying_refusals():
             self._build(vllm_config, role, kv_cache_config)
-        except KVTiersError as e:
-            logger.error("%s", e)
-            raise
 
     def _build(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         check_upstream()
-        _prepare(vllm_config.kv_transfer_config)
-        config = build_offloading_config(vllm_config, kv_cache_config)
+        settings = _prepare(vllm_config)
+        config = _describe(vllm_config, kv_cache_config, settings)
         self._canonical_layout = True
         spec = KVTiersSpec(config, gather(vllm_config, kv_cache_config, config))
         self.connector_scheduler = None
@@ -47,13 +44,19 @@ class KVTiersConnector(OffloadingConnector):
         else:
             self.connector_worker = KVTiersWorker(spec, vllm_config, kv_cache_config)
 
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Map host memory; refusals are said once more as a line of the log."""
-        try:
-            super().register_kv_caches(kv_caches)
-        except KVTiersError as e:
-            logger.error("%s", e)
-            raise
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """No; but where vLLM asks, no process was started yet: the time to refuse bad settings."""
+        with saying_refusals():
+            parse_config(extra_config)
+        return super().requires_piecewise_for_cudagraph(extra_config)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Upstream's; bad settings are refused here by one process, instead of by every rank."""
+        with saying_refusals():
+            _prepare(vllm_config)
+        return super().get_required_kvcache_layout(vllm_config)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Finished and failed transfers; upstream's connector cannot report a failure."""
@@ -69,8 +72,8 @@ class KVTiersConnector(OffloadingConnector):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> Any:
         """Declare our metrics, in the API server's process, where no connector was built."""
-        adopt_vllm_logging()
-        _prepare(vllm_config.kv_transfer_config)
+        with saying_refusals():
+            _prepare(vllm_config)
         metrics = super().build_prom_metrics(
             vllm_config, metric_types, labelnames, per_engine_labelvalues
         )
@@ -79,13 +82,37 @@ class KVTiersConnector(OffloadingConnector):
         return metrics
 
 
-def _prepare(kv_transfer_config: Any) -> None:
+def _prepare(vllm_config: Any) -> KVTiersConfig:
     """Complete what the user wrote: which spec declares our metrics, and how failures end.
 
     vLLM reads both from the configuration later. A failed load is recomputed: "fail", vLLM's
-    default, would end the request.
+    default, would end the request. Raises ConfigError for what can be refused without the model.
     """
-    extra = kv_transfer_config.kv_connector_extra_config
-    parse_config(extra)
-    extra.update(SPEC)
-    kv_transfer_config.kv_load_failure_policy = "recompute"
+    transfer = vllm_config.kv_transfer_config
+    settings = parse_config(transfer.kv_connector_extra_config)
+    refuse_pipelines(vllm_config.parallel_config.pipeline_parallel_size)
+    transfer.kv_connector_extra_config.update(SPEC)
+    transfer.kv_load_failure_policy = "recompute"
+    return settings
+
+
+def _describe(vllm_config: Any, kv_cache_config: Any, settings: KVTiersConfig) -> OffloadingConfig:
+    """What is offloaded, in vLLM's words; vLLM's complaints become ConfigErrors."""
+    if settings.block_size is not None:
+        _check_span(settings, {g.kv_cache_spec.block_size for g in kv_cache_config.kv_cache_groups})
+    try:
+        return build_offloading_config(vllm_config, kv_cache_config)
+    except (AssertionError, ValueError) as e:
+        raise ConfigError(f"vLLM cannot offload the KV cache of this engine: {e}") from e
+
+
+def _check_span(settings: KVTiersConfig, blocks: set[int]) -> None:
+    """``blocks``: the spans, in tokens, of the blocks of all KV-cache groups."""
+    if len(blocks) > 1:
+        raise ConfigError(
+            f"block_size is {settings.block_size}, but this model's KV-cache groups have blocks "
+            f"of {' and '.join(map(str, sorted(blocks)))} tokens; set blocks_per_chunk instead",
+            key="block_size",
+        )
+    for tokens_per_block in blocks:
+        settings.chunk_blocks(tokens_per_block)

@@ -1,6 +1,10 @@
 """Our log lines through vLLM's handlers, so that an operator sees them among the engine's."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvtiers.errors import KVTiersError
 
 logger = logging.getLogger("kvtiers")
 
@@ -16,3 +20,19 @@ def adopt_vllm_logging() -> None:
             logger.addHandler(handler)
     if logger.level == logging.NOTSET:
         logger.setLevel(theirs.getEffectiveLevel())
+
+
+@contextmanager
+def saying_refusals() -> Iterator[None]:
+    """Say a refusal as one ERROR line, through however many of these it passes.
+
+    vLLM shows an exception at the end of two long tracebacks, or of another process only.
+    """
+    adopt_vllm_logging()
+    try:
+        yield
+    except KVTiersError as e:
+        if "said" not in e.context:
+            e.context["said"] = "yes"
+            logger.error("%s", e)
+        raise

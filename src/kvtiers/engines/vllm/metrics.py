@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from kvtiers.core.manager import HostUse
-from kvtiers.events import Hop
+from kvtiers.events import Hop, Reason
 from kvtiers.metrics import Metrics
 
 _CPU = "vllm:kv_offload_cpu_"
@@ -153,6 +153,13 @@ _TIER_GAUGES = {
 _HOST_BYTES = _OURS + "host_bytes"
 _NO_ROOM = _TIERING + "promotion_allocation_failures"
 _SKIPPED = "vllm:kv_offload_stores_skipped"
+_DROPPED = _TIERING + "backpressure_blocks_dropped"
+_DECLINED = {
+    (Hop.PROMOTE.value, Reason.NO_ROOM.value): _NO_ROOM,
+    (Hop.STORE.value, Reason.THRESHOLD.value): _SKIPPED,
+    (Hop.CASCADE.value, Reason.EVICTED.value): _DROPPED,
+}
+"""vLLM's counters of declined chunks, by hop and reason."""
 
 
 def definitions() -> dict[str, OffloadingMetricMetadata]:
@@ -178,6 +185,10 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
     )
     found[_SKIPPED] = OffloadingCounterMetadata(
         documentation="Stores skipped because store_threshold was not reached."
+    )
+    found[_DROPPED] = OffloadingCounterMetadata(
+        documentation="Chunks that left host memory before a slow tier took them.",
+        labelnames=("tier",),
     )
     return found
 
@@ -210,10 +221,11 @@ class StatsExporter:
             if counter.ours == name and counter.hop in (None, _hop(labels)):
                 picked = tuple(labels[i] for i in counter.pick)
                 stats.increase_counter(counter.theirs, value, picked)
-        if name == "declined" and labels[0] == Hop.PROMOTE.value and labels[2] == "no_room":
-            stats.increase_counter(_NO_ROOM, value)
-        if name == "declined" and labels[2] == "threshold":
-            stats.increase_counter(_SKIPPED, value)
+        if name == "declined":
+            hop, tier, reason = labels
+            theirs = _DECLINED.get((hop, reason))
+            if theirs is not None:
+                stats.increase_counter(theirs, value, (tier,) if theirs == _DROPPED else ())
 
     def _stand(self, stats: OffloadingConnectorStats, use: HostUse) -> None:
         slots = use.slots or 1

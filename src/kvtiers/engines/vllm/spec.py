@@ -5,7 +5,6 @@ so the scheduler finds the region and the record of its geometry, and takes the 
 on the memory goes back to the system however the processes end.
 """
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from kvtiers.device.cpu import CpuCopier
 from kvtiers.engines.vllm import layout as layouts
 from kvtiers.engines.vllm.events import KVEvents, Place
 from kvtiers.engines.vllm.facts import EngineFacts
+from kvtiers.engines.vllm.logs import logger, saying_refusals
 from kvtiers.engines.vllm.manager import VllmManager
 from kvtiers.engines.vllm.metrics import StatsExporter, definitions
 from kvtiers.engines.vllm.namespace import build_namespace
@@ -36,8 +36,6 @@ from kvtiers.errors import ConfigError
 from kvtiers.host.region import Region, check_capacity, sweep
 from kvtiers.tiers.base import SecondaryTier
 from kvtiers.wiring import wire
-
-logger = logging.getLogger("kvtiers")
 
 
 class KVTiersSpec(OffloadingSpec):
@@ -48,7 +46,8 @@ class KVTiersSpec(OffloadingSpec):
         cls, extra_config: dict[str, Any]
     ) -> dict[str, OffloadingMetricMetadata]:
         """What the manager may report; also the first place where bad settings are refused."""
-        parse_config(extra_config)
+        with saying_refusals():
+            parse_config(extra_config)
         return definitions()
 
     @classmethod
@@ -58,11 +57,12 @@ class KVTiersSpec(OffloadingSpec):
 
     def __init__(self, config: OffloadingConfig, facts: EngineFacts | None = None) -> None:
         super().__init__(config)
-        self.settings: KVTiersConfig = parse_config(config.extra_config)
+        with saying_refusals():
+            self.settings: KVTiersConfig = parse_config(config.extra_config)
+            refuse_pipelines(config.parallel.pp_size)
         self.facts = facts
         self._manager: VllmManager | None = None
         self._worker: OffloadingWorker | None = None
-        _refuse_unsupported(config)
 
     @property
     def region_name(self) -> str:
@@ -78,13 +78,15 @@ class KVTiersSpec(OffloadingSpec):
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The copying side of one rank, over the region it makes or joins."""
         if self._worker is None:
-            self._worker = self._build_worker(kv_caches)
+            with saying_refusals():
+                self._worker = self._build_worker(kv_caches)
         return self._worker
 
     def get_manager(self) -> OffloadingManager:
         """The deciding side, with the tiers below it."""
         if self._manager is None:
-            self._manager = self._build_manager()
+            with saying_refusals():
+                self._manager = self._build_manager()
         return self._manager
 
     def _build_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
@@ -106,6 +108,7 @@ class KVTiersSpec(OffloadingSpec):
         try:
             return self._copying(kv_caches, geometry, region)
         except BaseException:
+            region.unlink()
             region.close()
             raise
 
@@ -123,13 +126,13 @@ class KVTiersSpec(OffloadingSpec):
             logger.warning("%s has no effect: %s", key, reason)
         region = Region.open(self.region_name, settings.region_directory)
         try:
-            layouts.check_world(region.record, self.config.parallel.world_size)
-            manager = self._wire(region)
+            # All workers have joined; first of all, so that a refusal leaves no file either.
             region.unlink()
+            layouts.check_world(region.record, self.config.parallel.world_size)
+            return self._wire(region)
         except BaseException:
             region.close()
             raise
-        return manager
 
     def _wire(self, region: Region) -> VllmManager:
         settings, record = self.settings, region.record
@@ -180,10 +183,13 @@ class KVTiersSpec(OffloadingSpec):
         )
 
 
-def _refuse_unsupported(config: OffloadingConfig) -> None:
-    if config.parallel.pp_size > 1:
+def refuse_pipelines(stages: int) -> None:
+    """Raise ConfigError for pipeline parallelism."""
+    if stages > 1:
         raise ConfigError(
-            "kvtiers does not support pipeline_parallel_size above 1 yet; use tensor parallelism"
+            f"pipeline_parallel_size is {stages}, but kvtiers supports 1 only so far; "
+            "use tensor_parallel_size instead",
+            key="pipeline_parallel_size",
         )
 
 

@@ -17,6 +17,7 @@ class FsOptions(RunnerOptions):
     capacity_bytes: int | None = None
     """Bound of all kvtiers files under ``root_dir``, if this engine is their only writer."""
     layout: Literal["files"] = "files"
+    """One file per chunk."""
     direct_io: Literal["auto", "on", "off"] = "auto"
     """Past the page cache where it works; ``on`` refuses a file system where it does not."""
     fsync: bool = False
@@ -24,7 +25,9 @@ class FsOptions(RunnerOptions):
     are found by their checksum and dropped; never wrong bytes. With it every write waits for the
     device."""
     locality: Literal["LOCAL", "REMOTE"] = "LOCAL"
+    """What tier filters and KV events call it: of this node, or of another or shared."""
     enable_kv_events: bool = False
+    """Whether chunks stored in it and removed from it appear among the engine's KV events."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,145 @@
+"""Write the generated parts of docs/ anew, or say (``--check``) which are out of date.
+
+A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. What it shows is
+read from the code, so that a table of options, states or metrics cannot differ from what runs.
+"""
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from kvtiers import config
+from kvtiers.host import slots
+from kvtiers.tiers import TIER_TYPES, options
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+_UPSTREAM = "vllm:kv_offload_"
+
+
+def slot_life() -> str:
+    """The table of slot states as a diagram and the states' meanings."""
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> FREE"]
+    for state in slots.State:
+        events: dict[int, list[str]] = {}
+        for event in slots.Event:
+            after = slots.NEXT[event][state]
+            if after is not None:
+                events.setdefault(after, []).append(event.name)
+        for after, names in events.items():
+            lines.append(f"    {state.name} --> {slots.State(after).name}: {', '.join(names)}")
+    lines += ["```", "", "| state | meaning |", "|---|---|"]
+    lines += [f"| {name} | {doc} |" for name, doc in _attribute_docs(slots.State).items()]
+    lines += ["", "| event | meaning |", "|---|---|"]
+    lines += [f"| {name} | {doc} |" for name, doc in _attribute_docs(slots.Event).items()]
+    return "\n".join(lines) + "\n"
+
+
+def tier_options(cls: type[Any], without: type[Any] | None = None) -> str:
+    """Options of a tier: those ``cls`` adds to, or sets otherwise than, ``without``."""
+    docs = _attribute_docs(cls)
+    for base in cls.__mro__[1:-1]:
+        docs = {**_attribute_docs(base), **docs}
+    shared = {f.name: f for f in dataclasses.fields(without)} if without else {}
+    hints = get_type_hints(cls)
+    lines = ["| key | takes | default | meaning |", "|---|---|---|---|"]
+    for field in dataclasses.fields(cls):
+        same = shared.get(field.name)
+        if same is None or same.default != field.default:
+            takes = _cell(options._spell(hints[field.name]))
+            meaning = _cell(docs.get(field.name, ""))
+            lines.append(f"| `{field.name}` | {takes} | {_default(field.default)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def metrics() -> str:
+    """What ``engines/vllm/metrics.py`` declares. Imports vLLM, which takes some seconds."""
+    from kvtiers.engines.vllm.metrics import definitions
+
+    lines = ["| name | kind | labels | meaning | name is |", "|---|---|---|---|---|"]
+    for name, metric in sorted(definitions().items()):
+        kind = type(metric).__name__.removeprefix("Offloading").removesuffix("Metadata").lower()
+        labels = ", ".join(f"`{label}`" for label in metric.labelnames)
+        whose = "vLLM's" if name.startswith(_UPSTREAM) else "ours"
+        lines.append(f"| `{name}` | {kind} | {labels} | {_cell(metric.documentation)} | {whose} |")
+    return "\n".join(lines) + "\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "slots": slot_life,
+    "config": config.describe,
+    "runner": lambda: tier_options(options.RunnerOptions),
+    **{
+        f"tier-{name}": lambda tier=tier: tier_options(tier.options, options.RunnerOptions)
+        for name, tier in TIER_TYPES.items()
+    },
+    "metrics": metrics,
+}
+
+
+def renewed(text: str, wanted: Callable[[str], bool] = lambda name: True) -> str:
+    """``text`` with its generated parts written anew. Raises KeyError for an unknown part."""
+
+    def write(match: re.Match[str]) -> str:
+        start, name, end = match.groups()
+        return f"{start}{PARTS[name]()}{end}" if wanted(name) else match[0]
+
+    return PART.sub(write, text)
+
+
+def main() -> int:
+    """Run the script; 1 if ``--check`` found something out of date."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, tell what is stale")
+    check = parser.parse_args().check
+    stale = 0
+    for path in sorted(DOCS.rglob("*.md")):
+        text = path.read_text()
+        new = renewed(text)
+        if new == text:
+            continue
+        stale += 1
+        print(f"{path.relative_to(ROOT)} {'is out of date: run make docs' if check else 'written'}")
+        if not check:
+            path.write_text(new)
+    return 1 if check and stale else 0
+
+
+def _attribute_docs(cls: type[Any]) -> dict[str, str]:
+    """The string literals that stand below the attributes of ``cls``, by attribute."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for above, node in zip(body.body, body.body[1:], strict=False):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        target = above.target if isinstance(above, ast.AnnAssign) else None
+        if isinstance(above, ast.Assign):
+            target = above.targets[0]
+        if is_text and isinstance(target, ast.Name):
+            docs[target.id] = " ".join(str(node.value.value).split())  # type: ignore[attr-defined]
+    return docs
+
+
+def _default(value: object) -> str:
+    if value is dataclasses.MISSING:
+        return "required"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "not set" if value is None else f"{value}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("``", "`").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+import pytest
+from region_kit import RECORD, SLOT, Process
+
+from kvtiers.host.region import (
+    Region,
+)
+
+
+@pytest.fixture
+def start(tmp_path):
+    processes = []
+
+    def run(script, directory=tmp_path):
+        processes.append(Process(script, directory))
+        return processes[-1]
+
+    yield run
+    for process in processes:
+        process.kill()
+
+
+@pytest.fixture
+def attach(tmp_path):
+    """Attach in this process; closed at the end."""
+    regions = []
+
+    def run(name="a", record=RECORD, num_slots=3, slot_bytes=SLOT):
+        regions.append(Region.attach(name, record, num_slots, slot_bytes, str(tmp_path)))
+        return regions[-1]
+
+    yield run
+    for region in regions:
+        region.close()

@@ -1,0 +1,65 @@
+"""A files store on a real folder, and ways to damage what it wrote."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tier_kit import NAMESPACE, ManualClock, context, filled, key, page_aligned
+
+from kvtiers.chunks import PAGE_BYTES, Key, Namespace
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.events import Reason
+from kvtiers.tiers.base import Item
+from kvtiers.tiers.fs.files import FilesStore
+
+STORED = PAGE_BYTES + 8192
+
+
+class Folder:
+    """A root folder; ``open`` gives a store whose removal reports are gathered here."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.removed: list[tuple[Key, Reason]] = []
+        self.clock = ManualClock()
+        self.wall = ManualClock(1_700_000_000.0)
+
+    def open(self, namespace: Namespace = NAMESPACE, **options: Any) -> FilesStore:
+        def report(keys: Sequence[Key], reason: Reason) -> None:
+            self.removed += [(k, reason) for k in keys]
+
+        made = context(report, namespace=namespace, clock=self.clock, wall_clock=self.wall)
+        return FilesStore(made, str(self.root), **options)
+
+    def file(self, n: int, namespace: Namespace = NAMESPACE) -> Path:
+        digest = n.to_bytes(32, "big").hex()
+        return self.root / namespace.id / digest[:2] / digest[2:4] / f"{digest}-g0.kvc"
+
+    def files(self) -> list[Path]:
+        return sorted(p for p in self.root.rglob("*") if p.is_file() and p.name != "lock")
+
+    def disk_bytes(self) -> int:
+        return sum(p.lstat().st_size for p in self.root.rglob("*") if p.is_file())
+
+
+def write(store: FilesStore, *ns: int, size: int = 8192) -> list[Kind | None]:
+    return kinds(store.write([Item(key(n), filled(n, size)) for n in ns]))
+
+
+def read(store: FilesStore, *ns: int, size: int = 8192) -> list[bytes | Kind]:
+    items = [Item(key(n), page_aligned(size)) for n in ns]
+    errors = store.read(items)
+    return [bytes(i.view) if e is None else e.kind for i, e in zip(items, errors, strict=True)]
+
+
+def kinds(results: Sequence[KVTiersError | None]) -> list[Kind | None]:
+    return [None if e is None else e.kind for e in results]
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as f:
+        f.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+        byte = f.read(1)[0]
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte ^ 1]))

@@ -1,0 +1,166 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fs_kit import Folder, read, write
+from tier_kit import NAMESPACE, payload
+
+from kvtiers.chunks import Namespace
+from kvtiers.errors import ConfigError
+from kvtiers.tiers.fs.scratch import Scratch, sweep
+
+MANIFEST = f"{NAMESPACE.id}/manifest.json"
+
+
+def complaint(folder: Folder, **options: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        folder.open(**options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_manifest_says_what_the_bytes_are(folder: Folder) -> None:
+    folder.open().close()
+    assert (folder.root / MANIFEST).read_text() == '{"format":1,"model":"m"}'
+    folder.open().close()
+    folder.open(Namespace({"model": "other"})).close()
+
+
+def test_manifest_that_disagrees_is_refused(folder: Folder) -> None:
+    folder.open().close()
+    (folder.root / MANIFEST).write_bytes(b'{"format":1,"model":"\xff"}')
+    text = complaint(folder)
+    assert text.startswith("root_dir holds ")
+    assert MANIFEST in text
+    assert "disagrees" in text
+    assert "move the folder" in text
+    assert os.listdir(folder.root / NAMESPACE.id / "tmp") == []
+
+
+def test_files_without_a_manifest_are_refused(folder: Folder) -> None:
+    store = folder.open()
+    write(store, 1)
+    store.close()
+    (folder.root / MANIFEST).unlink()
+    text = complaint(folder)
+    assert "has files but no manifest.json" in text
+    assert str(folder.root / NAMESPACE.id) in text
+
+
+def test_an_empty_namespace_folder_is_somebody_else_just_starting(folder: Folder) -> None:
+    (folder.root / NAMESPACE.id / "tmp").mkdir(parents=True)
+    folder.open().close()
+
+
+def test_root_that_is_a_file(folder: Folder) -> None:
+    folder.root.write_text("hello")
+    assert "root_dir is" in complaint(folder)
+    assert "a file is in the way" in complaint(folder)
+    folder.root = folder.root / "below"
+    assert "a file is in the way" in complaint(folder)
+
+
+def test_root_with_other_things(folder: Folder) -> None:
+    (folder.root / "photos").mkdir(parents=True)
+    text = complaint(folder)
+    assert "root_dir is" in text
+    assert "holds other things (photos)" in text
+    assert "name an empty folder" in text
+    assert os.listdir(folder.root) == ["photos"]
+
+
+def test_root_beside_hidden_things_and_vllms_own_tier(folder: Folder) -> None:
+    for name in (".snapshot", "lost+found", "Qwen_Qwen3-0.6B_fcca4633a2a1_r0"):
+        (folder.root / name).mkdir(parents=True)
+    folder.open().close()
+
+
+def test_unwritable_root(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.root.mkdir()
+    real = os.pwritev
+    for code in (errno.EROFS, errno.EACCES, errno.EIO, errno.ENOSPC):
+
+        def pwritev(*_: object, code: int = code) -> int:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "pwritev", pwritev)
+        assert f"cannot write ({os.strerror(code)})" in complaint(folder)
+    monkeypatch.setattr(os, "pwritev", real)
+    folder.open().close()
+
+
+def test_root_that_cannot_be_made(folder: Folder) -> None:
+    folder.root = Path("/proc/kvtiers")
+    assert "root_dir is /proc/kvtiers, where kvtiers cannot write" in complaint(folder)
+
+
+def test_tilde_and_relative_paths(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.root.parent))
+    home, folder.root = folder.root, Path("~/kv")
+    folder.open().close()
+    assert (home / MANIFEST).exists()
+
+
+def test_capacity_that_makes_no_sense(folder: Folder) -> None:
+    for capacity in (0, -1, 8192 + 4096):
+        assert complaint(folder, capacity_bytes=capacity).startswith(
+            f"capacity_bytes is {capacity}"
+        )
+
+
+def test_sweep_takes_dead_scratch_folders_only(folder: Folder) -> None:
+    namespace = folder.root / NAMESPACE.id
+    live = Scratch(str(namespace))
+    dead = namespace / "tmp" / "1-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    (dead / "0").write_text("half a chunk")
+    assert sweep(str(folder.root)) == 1
+    assert not dead.exists()
+    assert Path(live.folder).exists()
+    assert live.path() != live.path()
+    live.close()
+    assert not Path(live.folder).exists()
+
+
+WRITER = """
+import itertools, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from fs_kit import Folder, write
+store = Folder(Path(sys.argv[1])).open(capacity_bytes=40 * 12288)
+for n in itertools.count():
+    assert write(store, n) == [None]
+    print(n, flush=True)
+"""
+
+
+def test_killed_writer_leaves_no_torn_chunk_and_no_litter(folder: Folder) -> None:
+    here = Path(__file__).parent
+    for _ in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(folder.root), str(here), str(here.parent)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        while int(child.stdout.readline()) < 60:
+            continue
+        child.send_signal(signal.SIGKILL)
+        child.stdout.close()
+        assert child.wait(30) == -signal.SIGKILL
+
+        litter = list((folder.root / NAMESPACE.id / "tmp").iterdir())
+        assert litter, "the killed one could not clean up"
+        store = folder.open(capacity_bytes=40 * 12288)
+        assert not any(path.exists() for path in litter)
+        found = [int.from_bytes(e.key[:32], "big") for e in store.scan()]
+        assert len(found) >= 38
+        assert read(store, *found) == [payload(n) for n in found]
+        assert store.used_bytes == folder.disk_bytes()
+        store.check()
+        store.close()

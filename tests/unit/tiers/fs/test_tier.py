@@ -1,0 +1,71 @@
+"""The fs tier as the core sees it: built from options, driven by steps."""
+
+from pathlib import Path
+from typing import Any
+
+from fs_kit import Folder, flip
+from tier_kit import LAYOUT, NAMESPACE, Bench, key, payload
+
+from kvtiers.chunks import Lookup
+from kvtiers.errors import Kind
+from kvtiers.events import ChunksRemoved, ChunksStored, Reason
+from kvtiers.tiers.base import StoreContext
+from kvtiers.tiers.fs import FsOptions, build
+from kvtiers.tiers.lanes import Inbox
+
+HIT, MISS = Lookup.HIT, Lookup.MISS
+
+
+def bench(root: Path, **options: Any) -> Bench:
+    inbox = Inbox()
+    folder = Folder(root)
+    context = StoreContext("fs", NAMESPACE, LAYOUT, folder.clock, folder.wall, inbox.removed)
+    return Bench(build(context, FsOptions(root_dir=str(root), **options)), inbox)
+
+
+def test_a_restarted_engine_and_a_second_one_find_the_chunks(tmp_path: Path) -> None:
+    with bench(tmp_path / "kv") as first:
+        first.run(first.store_job(1, 2))
+        with bench(tmp_path / "kv") as second:
+            assert second.resolve(1, 2, 3) == [HIT, HIT, MISS]
+            load = second.load_job(1, 2)
+            kept = [view[:] for view in load.views]
+            assert set(second.run(load).done) == {key(1), key(2)}
+            assert [bytes(view) for view in kept] == [payload(1), payload(2)]
+            first.run(first.store_job(4))
+            assert second.resolve(4) == [HIT]
+    with bench(tmp_path / "kv") as restarted:
+        assert restarted.resolve(1, 2, 4) == [HIT] * 3
+
+
+def test_a_damaged_chunk_becomes_a_miss_and_an_event(tmp_path: Path) -> None:
+    with bench(tmp_path / "kv") as tier:
+        tier.run(tier.store_job(1, 2))
+        flip(Folder(tmp_path / "kv").file(1), -1)
+        outcome = tier.run(tier.load_job(1, 2))
+        assert outcome.done == (key(2),)
+        assert outcome.failed[key(1)].kind is Kind.CORRUPT
+        assert tier.lookup(1, 2) == [MISS, HIT]
+        assert tier.run(tier.store_job(1)).done == (key(1),)
+        assert tier.lookup(1) == [HIT]
+        assert tier.tier.take_events() == [
+            ChunksStored("1:fake", (key(1), key(2))),
+            ChunksRemoved("1:fake", (key(1),), Reason.CORRUPT),
+            ChunksStored("1:fake", (key(1),)),
+        ]
+
+
+def test_replayed_events_are_what_is_on_disk(tmp_path: Path) -> None:
+    with bench(tmp_path / "kv", capacity_bytes=5 * 12288) as tier:
+        held: set[bytes] = set()
+        for n in range(40):
+            tier.run(tier.store_job(n, n // 2))
+            for event in tier.tier.take_events():
+                if isinstance(event, ChunksStored):
+                    assert not held & set(event.keys)
+                    held |= set(event.keys)
+                elif isinstance(event, ChunksRemoved):
+                    assert set(event.keys) <= held
+                    held -= set(event.keys)
+            assert held == {entry.key for entry in tier.store.scan()}
+            tier.store.check()

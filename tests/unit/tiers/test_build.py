@@ -1,0 +1,147 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tier_kit import LAYOUT, NAMESPACE, ManualClock
+
+from kvtiers.errors import ConfigError
+from kvtiers.tiers import TIER_TYPES, build_tier
+from kvtiers.tiers.base import SecondaryTier
+from kvtiers.tiers.runner import StoreTier
+
+PLUGIN = """
+from kvtiers.errors import ConfigError
+from kvtiers.tiers.base import Capabilities
+from kvtiers.tiers.options import RunnerOptions
+
+class Store:
+    capabilities = Capabilities(persistent=False, shared=False, scan=False)
+    medium = "STORAGE"
+    locality = "REMOTE"
+    runner_options = RunnerOptions(n_read_threads=1, n_write_threads=1)
+    def __init__(self, context, *, colour):
+        self.context, self.colour = context, colour
+    def write(self, items): return [None] * len(items)
+    def read(self, items): return [None] * len(items)
+    def close(self): pass
+
+class Tier:
+    def __init__(self, context, **rest): self.rest = rest
+    def submit_store(self, job): return False
+
+class Neither:
+    def __init__(self, context): pass
+
+class Undeclared(Store):
+    capabilities = None
+
+class Fails:
+    def __init__(self, context): raise OSError("no route")
+
+class Refuses:
+    def __init__(self, context): raise ConfigError("the endpoint is unreachable")
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "tier_plugin.py").write_text(PLUGIN)
+    (tmp_path / "tier_broken.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "tier_plugin"
+    for name in ("tier_plugin", "tier_broken"):
+        sys.modules.pop(name, None)
+
+
+def build(options: dict[str, Any], position: int = 0) -> SecondaryTier:
+    return build_tier(
+        options,
+        position,
+        namespace=NAMESPACE,
+        layout=LAYOUT,
+        clock=ManualClock(),
+        wall_clock=ManualClock(),
+    )
+
+
+def complaint(options: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_fs(tmp_path: Path) -> None:
+    tier = build(
+        {"type": "fs", "root_dir": str(tmp_path), "locality": "REMOTE", "n_read_threads": 1}, 2
+    )
+    assert isinstance(tier, StoreTier)
+    assert (tier.name, tier.label) == ("fs", "3:fs")
+    assert (tier.medium, tier.locality) == (None, "REMOTE")
+    tier.shutdown(20)
+
+
+def test_memory_with_events(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"type": "memory", "capacity_bytes": 1 << 20, "enable_kv_events": True}
+    tier = build({**options, "backpressure": {}})
+    assert tier.medium == "CPU"
+    assert "1:memory: the option backpressure has no effect" in caplog.text
+    tier.shutdown(20)
+
+
+def test_built_in_types_are_told_what_is_wrong(tmp_path: Path) -> None:
+    assert set(TIER_TYPES) == {"fs", "memory"}
+    assert "secondary_tiers[0].type is None" in complaint({})
+    assert (
+        "secondary_tiers[0].type is 'memry', which is no built-in tier: did you mean memory?"
+        in (complaint({"type": "memry"}))
+    )
+    assert "needs module_path" in complaint({"type": "MyTier"})
+    assert complaint({"type": "fs", "root_dir": str(tmp_path), "fsink": True}) == (
+        "secondary_tiers[0].fsink is not a known option: did you mean fsync?"
+    )
+    assert "secondary_tiers[0].root_dir is missing" in complaint({"type": "fs"})
+    assert "secondary_tiers[0].root_dir is empty" in complaint({"type": "fs", "root_dir": ""})
+    assert "secondary_tiers[0].capacity_bytes is 1, less" in complaint(
+        {"type": "fs", "root_dir": str(tmp_path), "capacity_bytes": 1}
+    )
+
+
+def test_foreign_store_gets_a_runner(plugin: str) -> None:
+    tier = build({"type": "Store", "module_path": plugin, "colour": "red"})
+    assert isinstance(tier, StoreTier)
+    assert (tier.name, tier.label, tier.medium, tier.locality) == (
+        "Store",
+        "1:Store",
+        "STORAGE",
+        "REMOTE",
+    )
+    assert tier.store.colour == "red"  # type: ignore[attr-defined]
+    assert tier.store.context.namespace is NAMESPACE  # type: ignore[attr-defined]
+    tier.shutdown(20)
+
+
+def test_foreign_tier_is_used_as_it_is(plugin: str) -> None:
+    tier = build({"type": "Tier", "module_path": plugin, "any": 1})
+    assert tier.rest == {"any": 1}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"type": "X", "module_path": "no.such"}, "[0].module_path is no.such, which cannot be"),
+        ({"type": "X", "module_path": "tier_broken"}, "No module named 'no_such_module'"),
+        ({"type": "X", "module_path": 3}, "[0].module_path is 3"),
+        ({"type": "X", "module_path": "tier_plugin"}, "[0].type is X, but tier_plugin has no"),
+        ({"type": "Neither", "module_path": "tier_plugin"}, "neither a SecondaryTier"),
+        ({"type": "Undeclared", "module_path": "tier_plugin", "colour": 1}, "does not declare"),
+        ({"type": "Store", "module_path": "tier_plugin"}, "does not accept its options"),
+        ({"type": "Store", "module_path": "tier_plugin", "size": 1}, "'size'"),
+        ({"type": "Fails", "module_path": "tier_plugin"}, "could not be built: no route"),
+        ({"type": "Refuses", "module_path": "tier_plugin"}, "[0]: the endpoint is unreachable"),
+    ],
+)
+def test_foreign_mistakes(plugin: str, options: dict[str, Any], expected: str) -> None:
+    assert expected in complaint(options)

@@ -1,0 +1,84 @@
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from kvtiers.errors import ConfigError
+from kvtiers.tiers.options import RunnerOptions, located, parse, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RunnerOptions):
+    root_dir: str
+    capacity_bytes: int | None = None
+    mode: Literal["auto", "on"] = "auto"
+    fsync: bool = False
+
+
+def complaint(**values: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(Options, {"root_dir": "/x", **values})
+    return str(located(caught.value, "secondary_tiers[1]"))
+
+
+def test_good_values() -> None:
+    options = parse(
+        Options,
+        {"root_dir": "/x", "capacity_bytes": 1 << 40, "mode": "on", "load_deadline_s": 3},
+    )
+    assert options == Options(root_dir="/x", capacity_bytes=1 << 40, mode="on", load_deadline_s=3)
+
+
+def test_unknown_key_names_the_nearest() -> None:
+    assert complaint(root_dri="/y") == (
+        "secondary_tiers[1].root_dri is not a known option: did you mean root_dir?"
+    )
+    assert "the options are n_read_threads, " in complaint(zzz=1)
+
+
+def test_missing_key() -> None:
+    with pytest.raises(ConfigError, match="root_dir is missing: give a string"):
+        parse(Options, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("root_dir", 3, "a string"),
+        ("root_dir", None, "a string"),
+        ("capacity_bytes", 1.5, "an integer or null"),
+        ("capacity_bytes", "10GB", "an integer or null"),
+        ("capacity_bytes", True, "an integer or null"),
+        ("n_read_threads", False, "an integer"),
+        ("mode", "off", '"auto" or "on"'),
+        ("mode", ["auto"], '"auto" or "on"'),
+        ("fsync", 1, "true or false"),
+        ("load_deadline_s", True, "a number"),
+        ("load_deadline_s", float("nan"), "a number"),
+        ("load_deadline_s", float("inf"), "a number"),
+    ],
+)
+def test_wrong_types_name_the_key_and_what_is_expected(key: str, value: Any, expected: str) -> None:
+    assert complaint(**{key: value}) == f"secondary_tiers[1].{key} is {value!r}: give {expected}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("n_read_threads", 0, "at least 1"),
+        ("n_write_threads", -2, "at least 1"),
+        ("load_deadline_s", 0, "above 0"),
+        ("negative_ttl_s", -1.0, "0 or more"),
+        ("max_queued_store_bytes", -1, "0 or more"),
+        ("breaker_failures", 0, "at least 1"),
+    ],
+)
+def test_values_out_of_range(key: str, value: Any, expected: str) -> None:
+    assert complaint(**{key: value}) == f"secondary_tiers[1].{key} is {value}: give {expected}"
+
+
+def test_an_error_without_a_key_gets_the_place_in_front() -> None:
+    assert str(located(ConfigError("no luck"), "secondary_tiers[0]")) == (
+        "secondary_tiers[0]: no luck"
+    )
+    require(True, "key", "is fine")

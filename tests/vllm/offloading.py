@@ -1,0 +1,57 @@
+"""What the engine tests share: the configuration a user writes, and a look behind it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+CHUNK_BYTES = {"llama": 512 * 1024}
+"""Bytes of a chunk of one block (128 tokens)."""
+
+
+def offload(cpu_bytes: float = 64e6, **extra: Any) -> dict[str, Any]:
+    """The ``kv_transfer_config`` of the README."""
+    return {
+        "kv_connector": "KVTiersConnector",
+        "kv_connector_module_path": "kvtiers.engines.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": int(cpu_bytes), **extra},
+    }
+
+
+def disk(root: Path, **options: Any) -> dict[str, Any]:
+    """An entry of ``secondary_tiers``."""
+    return {"type": "fs", "root_dir": str(root), **options}
+
+
+def scheduler_of(engine: Any) -> Any:
+    """vLLM's scheduler of an in-process engine."""
+    return engine.llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def connector_of(engine: Any) -> Any:
+    return scheduler_of(engine).connector
+
+
+def manager_of(engine: Any) -> Any:
+    """Our manager: ``.core`` is the engine-neutral one, ``.inert`` must stay False."""
+    return connector_of(engine).connector_scheduler.manager
+
+
+def settle(engine: Any) -> None:
+    """Step the engine until nothing is in flight; then everything must add up."""
+    engine.steps(lambda: not connector_of(engine).has_pending_push_work())
+    manager = manager_of(engine)
+    assert not manager.inert
+    manager.core.check()
+    use = manager.core.use
+    assert (use.filling, use.pinned, use.orphaned) == (0, 0, 0), f"not at rest: {manager!r}"
+
+
+def files_of(root: Path) -> list[Path]:
+    """The chunks on disk."""
+    return sorted(root.rglob("*.kvc"))
+
+
+def shared_memory() -> list[str]:
+    """Our files in shared memory."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith("kvtiers-")]

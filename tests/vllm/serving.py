@@ -1,0 +1,181 @@
+"""vLLM's OpenAI-compatible server as users start it: API server, engine core and worker apart."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+from conftest import ENVIRONMENT
+from offloading import shared_memory
+
+from kvtiers.demo.server import free_port
+
+READY_S = 200
+STOP_S = 60
+
+
+class Server:
+    """A server process that leads a session of its own; its output goes to ``log``."""
+
+    def __init__(self, model: Path, transfer: dict[str, Any], log: Path) -> None:
+        self.model = str(model)
+        self.port = free_port()
+        self.log = log
+        self._regions: set[str] = set()
+        options = "--dtype bfloat16 --enforce-eager --num-gpu-blocks-override 128"
+        options += " --max-model-len 4096 --skip-tokenizer-init --enable-prompt-tokens-details"
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", self.model, "--host", "127.0.0.1", "--port", str(self.port)]
+        command += [*options.split(), "--kv-transfer-config", json.dumps(transfer)]
+        environment = {k: v for k, v in ENVIRONMENT.items() if "MULTIPROCESSING" not in k}
+        environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+        inherited = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=inherited | environment,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        """Until ``/health`` answers; fails with the log if the server ends before."""
+        end = time.monotonic() + READY_S
+        while not self._healthy():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.2)
+        self._regions = regions_of(self.process.pid)
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The JSON that a POST is answered with."""
+        status, text = self._request("POST", path, json.dumps(body))
+        assert status == 200, text
+        return json.loads(text)
+
+    def ask(self, prompt: Sequence[int], max_tokens: int = 8) -> tuple[tuple[int, ...], int]:
+        """The tokens that follow ``prompt``, and how many of its tokens were cached."""
+        answer = self.post(
+            "/v1/completions",
+            model=self.model,
+            prompt=list(prompt),
+            max_tokens=max_tokens,
+            temperature=0,
+            ignore_eos=True,
+            return_token_ids=True,
+        )
+        details = answer["usage"]["prompt_tokens_details"]
+        cached = details["cached_tokens"] if details else 0
+        return tuple(answer["choices"][0]["token_ids"]), cached
+
+    def scrape(self) -> str:
+        """What Prometheus would read."""
+        status, text = self._request("GET", "/metrics", None)
+        assert status == 200
+        return text
+
+    def value(self, name: str, **labels: str) -> float:
+        """One sample; 0 while there is none."""
+        for line in self.scrape().splitlines():
+            match = re.fullmatch(r"([\w:]+)\{(.*)\} (\S+)", line)
+            if match and match[1] == name:
+                has = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
+                if all(has.get(k) == v for k, v in labels.items()):
+                    return float(match[3])
+        return 0.0
+
+    def wait_for(self, value: float, name: str, **labels: str) -> None:
+        """Until a sample has this value; statistics reach the API server with a step's output."""
+        end = time.monotonic() + STOP_S
+        while (found := self.value(name, **labels)) != value:
+            assert time.monotonic() < end, f"{name} is {found}, not {value}"
+            time.sleep(0.1)
+
+    def end_by(self, number: signal.Signals) -> None:
+        """Send a signal to the server and wait; SIGKILL goes to all of its processes."""
+        assert self._regions, "no process of the server maps host memory"
+        if number == signal.SIGKILL:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
+        self.process.wait(STOP_S)
+
+    def assert_nothing_is_left(self) -> None:
+        """No name in shared memory, and no process that still holds the memory."""
+        end = time.monotonic() + STOP_S
+        while _mapped(_processes()) & self._regions:
+            assert time.monotonic() < end, f"{self._regions} are still mapped"
+            time.sleep(0.1)
+        assert not {Path(r).name for r in self._regions} & set(shared_memory())
+
+    def stop(self) -> None:
+        """Kill whatever is left."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+    def _healthy(self) -> bool:
+        try:
+            return self._request("GET", "/health", None)[0] == 200
+        except (OSError, HTTPException):
+            return False
+
+    def _request(self, method: str, path: str, body: str | None) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serving(model: Path, transfer: dict[str, Any], log: Path) -> Iterator[Server]:
+    """A server that answers, gone with all its processes afterwards."""
+    server = Server(model, transfer, log)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def regions_of(session: int) -> set[str]:
+    """Our regions mapped by the processes of a session."""
+    return _mapped(p for p in _processes() if _session(p) == session)
+
+
+def _processes() -> list[Path]:
+    return [p for p in Path("/proc").iterdir() if p.name.isdigit()]
+
+
+def _session(process: Path) -> int:
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[3])
+
+
+def _mapped(processes: Any) -> set[str]:
+    found: set[str] = set()
+    for process in processes:
+        try:
+            maps = (process / "maps").read_text()
+        except OSError:
+            continue
+        found.update(re.findall(r"\S*/kvtiers-\S+\.region", maps))
+    return found

@@ -1,0 +1,294 @@
+"""KV cache leaves a real engine for host memory and disk, and comes back exactly.
+
+The oracle of a cached answer is a device-cache hit of the same length: a cold prefill computes with
+other shapes, and in bf16 that shows.
+"""
+
+from pathlib import Path
+
+import pytest
+from offloading import disk, files_of, manager_of, offload, scheduler_of, settle, shared_memory
+
+TOKENS = 2000
+CACHED = 1920
+CHUNKS = 15
+
+
+def oracle(engine, prompt):
+    """The answer with the prompt in the device cache; everything is stored afterwards."""
+    engine.ask(prompt)
+    settle(engine)
+    (answer,) = engine.ask(prompt)
+    assert engine.cached == [CACHED]
+    settle(engine)
+    return answer
+
+
+def flood(engine, prompt, rounds=3):
+    """Push everything else out of host memory."""
+    for seed in range(100, 100 + rounds):
+        engine.ask(prompt(TOKENS, seed=seed))
+        settle(engine)
+
+
+def test_host_hit(engine, prompt):
+    with engine(kv_transfer_config=offload()) as e:
+        assert shared_memory() == [], "the name of a live engine's memory must be gone"
+        expected = oracle(e, prompt(TOKENS))
+        assert "vllm:kv_offload_load_bytes" not in e.metrics(), "a device hit needs no load"
+        e.forget_device()
+        assert e.ask(prompt(TOKENS)) == [expected]
+        assert e.cached == [CACHED]
+        settle(e)
+        metrics = e.metrics()
+        assert metrics["vllm:kv_offload_load_bytes"] == CHUNKS * 512 * 1024
+        assert metrics["vllm:external_prefix_cache_hits"] == CACHED
+
+
+def test_disk_hit_after_host_eviction(engine, prompt, tmp_path):
+    config = offload(10e6, secondary_tiers=[disk(tmp_path)])
+    with engine(kv_transfer_config=config) as e:
+        expected = oracle(e, prompt(TOKENS))
+        flood(e, prompt)
+        e.forget_device()
+        assert e.ask(prompt(TOKENS)) == [expected]
+        assert e.cached == [CACHED]
+        settle(e)
+        assert e.metrics()["vllm:kv_offload_tiering_read_bytes"] == CHUNKS * 512 * 1024
+
+
+def test_disk_hit_after_a_restart_and_in_a_second_engine(engine, prompt, tmp_path):
+    config = offload(secondary_tiers=[disk(tmp_path)])
+    with engine(kv_transfer_config=config) as e:
+        expected = oracle(e, prompt(TOKENS))
+    assert len(files_of(tmp_path)) == CHUNKS
+    for _ in range(2):
+        with engine(kv_transfer_config=offload(secondary_tiers=[disk(tmp_path)])) as e:
+            assert e.ask(prompt(TOKENS)) == [expected]
+            assert e.cached == [CACHED]
+            settle(e)
+            assert len(files_of(tmp_path)) == CHUNKS
+
+
+def test_a_part_of_the_prefix_is_loaded_and_the_rest_computed(engine, prompt):
+    with engine(kv_transfer_config=offload()) as e:
+        long = prompt(TOKENS)
+        short = long[:1000]
+        e.ask(short)
+        settle(e)
+        e.ask(long)
+        (expected,) = e.ask(long)
+        settle(e)
+        e.forget_device(connector=True)
+        e.ask(short)
+        settle(e)
+        e.forget_device()
+        e.ask(long)
+        assert e.cached == [7 * 128]
+        settle(e)
+        assert e.ask(long) == [expected]
+
+
+@pytest.mark.parametrize(("blocks", "cached"), [(1, 1920), (4, 1536)])
+def test_blocks_per_chunk(engine, prompt, tmp_path, blocks, cached):
+    config = offload(blocks_per_chunk=blocks, secondary_tiers=[disk(tmp_path)])
+    asked = prompt(TOKENS)
+    with engine(kv_transfer_config=config) as e:
+        e.ask(asked)
+        settle(e)
+        e.forget_device(connector=True)
+        e.ask(asked[: cached + 1])
+        (expected,) = e.ask(asked[: cached + 1])
+        assert e.cached == [cached]
+        settle(e)
+        e.forget_device()
+        assert e.ask(asked[: cached + 1]) == [expected]
+        assert e.cached == [cached]
+    with engine(kv_transfer_config=config) as e:
+        assert e.ask(asked[: cached + 1]) == [expected]
+        assert e.cached == [cached]
+
+
+def test_block_size_in_tokens_is_understood_as_upstream_does(engine, prompt):
+    with engine(kv_transfer_config=offload(block_size=256)) as e:
+        e.ask(prompt(TOKENS))
+        settle(e)
+        assert manager_of(e).core.use.resident == 7
+
+
+def test_gemma3_sliding_windows(engine, prompt, tmp_path):
+    config = offload(10e6, secondary_tiers=[disk(tmp_path)])
+    asked = prompt(1500)
+    with engine("gemma3", kv_transfer_config=config) as e:
+        e.ask(asked)
+        settle(e)
+        (expected,) = e.ask(asked)
+        cached = e.cached
+        settle(e)
+        e.forget_device()
+        assert e.ask(asked) == [expected]
+        assert e.cached == cached == [1408]
+        settle(e)
+    with engine("gemma3", kv_transfer_config=config) as e:
+        assert e.ask(asked) == [expected]
+        assert e.cached == cached
+
+
+def test_gemma3_with_chunks_wider_than_the_window(engine, prompt):
+    asked = prompt(1500)
+    with engine("gemma3", kv_transfer_config=offload(blocks_per_chunk=4)) as e:
+        e.ask(asked)
+        settle(e)
+        e.forget_device()
+        e.ask(asked)
+        loaded = e.cached[0]
+        settle(e)
+        assert loaded > 0
+        e.forget_device(connector=True)
+        e.ask(asked[: loaded + 1])
+        (expected,) = e.ask(asked[: loaded + 1])
+        settle(e)
+        e.forget_device()
+        assert e.ask(asked[: loaded + 1]) == [expected]
+
+
+def test_tensor_parallel_ranks_share_one_region_and_the_bytes_of_one(engine, prompt, tmp_path):
+    """What TP=1 stored, TP=2 loads: chunks are canonical. float32, since TP rounds otherwise."""
+    config = offload(secondary_tiers=[disk(tmp_path)])
+    asked = prompt(TOKENS)
+    with engine(dtype="float32", kv_transfer_config=config) as e:
+        single = oracle(e, asked)
+    stored = {p.name: p.read_bytes() for p in files_of(tmp_path)}
+    options = {"dtype": "float32", "tensor_parallel_size": 2}
+    with engine(kv_transfer_config=config, **options) as e:
+        (double,) = e.ask(asked)
+        assert e.cached == [CACHED]
+        assert double.tokens == single.tokens
+        assert double.distance(single) < 1e-3
+        settle(e)
+    fresh = tmp_path / "fresh"
+    with engine(kv_transfer_config=offload(secondary_tiers=[disk(fresh)]), **options) as e:
+        e.ask(asked)
+        settle(e)
+        assert e.ask(asked)[0].tokens == single.tokens
+        e.forget_device()
+        (again,) = e.ask(asked)
+        assert e.cached == [CACHED]
+        assert again.tokens == single.tokens
+    written = {p.name: p.stat().st_size for p in files_of(fresh)}
+    assert written == {name: len(data) for name, data in stored.items()}
+    assert {p.parent.parent.parent.name for p in files_of(tmp_path)} == {
+        p.parent.parent.parent.name for p in files_of(fresh)
+    }
+
+
+def test_per_request_limits_and_tier_filter(engine, prompt, tmp_path):
+    def ask(e, asked, **params):
+        return e.ask(asked, extra_args={"kv_transfer_params": params})
+
+    config = offload(10e6, secondary_tiers=[disk(tmp_path)])
+    with engine(kv_transfer_config=config) as e:
+        ask(e, prompt(TOKENS, seed=1), max_offload_tokens=256)
+        settle(e)
+        assert manager_of(e).core.use.resident == 2
+        e.ask(prompt(TOKENS, seed=2))
+        settle(e)
+        e.forget_device()
+        ask(e, prompt(TOKENS, seed=2), max_load_tokens=0)
+        assert e.cached == [0]
+        settle(e)
+        e.forget_device()
+        ask(e, prompt(TOKENS, seed=2), max_load_tokens=512)
+        assert e.cached == [512]
+        settle(e)
+        flood(e, prompt)
+        e.forget_device()
+        ask(e, prompt(TOKENS, seed=2), kv_load_tiers=[])
+        assert e.cached == [0]
+        settle(e)
+        flood(e, prompt)
+        e.forget_device()
+        ask(e, prompt(TOKENS, seed=2), kv_load_tiers=[{"medium": "STORAGE"}])
+        assert e.cached == [CACHED]
+
+
+def test_decoded_tokens_are_stored_when_asked_for(engine, prompt):
+    with engine(kv_transfer_config=offload(offload_prompt_only=False)) as e:
+        (answer,) = e.ask(prompt(200), max_tokens=200)
+        settle(e)
+        assert manager_of(e).core.use.resident == 3
+        longer = prompt(200) + list(answer.tokens)
+        e.forget_device()
+        e.ask(longer)
+        assert e.cached == [384]
+
+
+def test_reset_with_the_connector_forgets_host_memory_but_not_disk(engine, prompt, tmp_path):
+    config = offload(secondary_tiers=[disk(tmp_path)])
+    with engine(kv_transfer_config=config) as e:
+        expected = oracle(e, prompt(TOKENS))
+        e.forget_device(connector=True)
+        assert manager_of(e).core.use.resident == 0
+        assert e.ask(prompt(TOKENS)) == [expected]
+        assert e.cached == [CACHED]
+        settle(e)
+
+
+def test_under_multi_connector(engine, prompt):
+    config = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [offload()]},
+    }
+    with engine(kv_transfer_config=config) as e:
+        e.ask(prompt(TOKENS))
+        (expected,) = e.ask(prompt(TOKENS))
+        scheduler = scheduler_of(e)
+        e.steps(lambda: not scheduler.connector.has_pending_push_work())
+        e.forget_device()
+        assert e.ask(prompt(TOKENS)) == [expected]
+        assert e.cached == [CACHED]
+
+
+def test_the_spec_alone_under_vllms_own_connector(engine, prompt, tmp_path):
+    extra = {"spec_name": "KVTiersSpec", "spec_module_path": "kvtiers.engines.vllm"}
+    config = offload(secondary_tiers=[disk(tmp_path)], **extra)
+    config |= {"kv_connector": "OffloadingConnector", "kv_connector_module_path": None}
+    with engine(kv_transfer_config=config) as e:
+        expected = oracle(e, prompt(TOKENS))
+        e.forget_device()
+        assert e.ask(prompt(TOKENS)) == [expected]
+        assert e.cached == [CACHED]
+        settle(e)
+
+
+def test_arc_and_a_policy_of_ones_own(engine, prompt, tmp_path, monkeypatch):
+    (tmp_path / "mypolicy.py").write_text(
+        "from kvtiers.host.policies.lru import LRUPolicy\n"
+        "class Stingy(LRUPolicy):\n"
+        "    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for extra in (
+        {"eviction_policy": "arc"},
+        {"eviction_policy": "Stingy", "cache_policy_module_path": "mypolicy"},
+    ):
+        with engine(kv_transfer_config=offload(**extra)) as e:
+            expected = oracle(e, prompt(TOKENS))
+            e.forget_device()
+            assert e.ask(prompt(TOKENS)) == [expected]
+
+
+def test_a_batch_of_requests_with_shared_prefixes(engine, prompt, tmp_path):
+    """Mixed batches, in float32: tokens equal those of a run without any cache."""
+    config = offload(10e6, secondary_tiers=[disk(tmp_path)])
+    shared = prompt(700)
+    asked = [shared + prompt(300 + 100 * i, seed=i) for i in range(6)]
+    with engine(dtype="float32", enable_prefix_caching=False) as e:
+        expected = [e.ask(a)[0].tokens for a in asked]
+    with engine(dtype="float32", kv_transfer_config=config) as e:
+        for _ in range(3):
+            e.forget_device()
+            assert [a.tokens for a in e.ask(*asked)] == expected
+            settle(e)
+        assert sum(e.cached) > 0
