@@ -19,7 +19,7 @@ model: setup ## convert the model of the demo into .models
 demo: model ## serve a real model, replay a history with and without tiers, write demo-results
 	@$(BIN)/kvtiers demo --model $(MODEL) --output demo-results $(DEMO_ARGS)
 
-test: setup ## the whole test suite
+test: model ## the whole test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: setup ## lint, format, types, import rules

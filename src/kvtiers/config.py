@@ -183,6 +183,9 @@ class KVTiersConfig:
     promote_deadline_s: float = _option(
         _SECONDS, "How long a request waits for promotions before it computes instead.", 30.0
     )
+    lookup_deadline_s: float = _option(
+        _SECONDS, "How long a tier may say that it is still looking before it has missed.", 5.0
+    )
     promotion_wait_s: float = _option(
         _SECONDS_OR_ZERO, "How long a promotion waits for room in host memory.", 0.25
     )

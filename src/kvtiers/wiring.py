@@ -86,6 +86,7 @@ def _tiers(
 def _options(config: KVTiersConfig) -> ManagerOptions:
     return ManagerOptions(
         promote=PromoteOptions(
+            lookup_deadline_s=config.lookup_deadline_s,
             promote_deadline_s=config.promote_deadline_s,
             promotion_wait_s=config.promotion_wait_s,
         ),

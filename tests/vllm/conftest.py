@@ -127,6 +127,7 @@ def running(model: Path, **options: Any) -> Iterator[Engine]:
     from vllm import LLM
 
     options = {**DEFAULTS, **options}
+    before = set(os.listdir("/dev/shm"))
     ranks = options.get("tensor_parallel_size", 1)
     if ranks > 1:
         options.setdefault("distributed_executor_backend", "mp")
@@ -141,6 +142,14 @@ def running(model: Path, **options: Any) -> Iterator[Engine]:
             del engine.llm
         ensure_kv_transfer_shutdown()
         gc.collect()
+        _remove_what_vllm_left(before)
+
+
+def _remove_what_vllm_left(before: set[str]) -> None:
+    """With several ranks vLLM leaves its own queues and semaphores in shared memory."""
+    for name in set(os.listdir("/dev/shm")) - before:
+        if name.startswith(("psm_", "sem.mp-", "vllm_dist_")):
+            os.unlink(f"/dev/shm/{name}")
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from offloading import disk, files_of, manager_of, offload, settle, shared_memory
 
+from kvtiers.chunks import key_digest
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
+from kvtiers.hashing import chunk_keys
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -94,13 +96,13 @@ def test_a_flipped_byte_on_disk_is_a_miss_for_that_chunk_only(engine, prompt, tm
     with engine(kv_transfer_config=config) as e:
         e.ask(asked)
         settle(e)
-        keys = list(manager_of(e).core._index.ready)
         e.forget_device(connector=True)
         e.ask(asked[: 5 * 128 + 1])
         (part,) = e.ask(asked[: 5 * 128 + 1])
         assert e.cached == [640]
         settle(e)
-    victim = next(p for p in files_of(tmp_path) if keys[5][:-4].hex() in p.name)
+    sixth = chunk_keys(asked, group=0, tokens_per_chunk=128, tokens_per_hash=128)[5]
+    victim = next(p for p in files_of(tmp_path) if key_digest(sixth).hex() in p.name)
     damage(victim)
     with engine(kv_transfer_config=config) as e:
         e.ask(asked)
@@ -135,8 +137,7 @@ def test_a_disk_that_fails_every_write_costs_nothing_but_hits(
         monkeypatch.setattr(os, "pwritev", write)
         e.forget_device(connector=True)
         assert e.ask(asked) == [cold]
-        settle(e)
-        assert len(files_of(tmp_path)) == 15
+        e.steps(lambda: len(files_of(tmp_path)) == 15)
 
 
 BROKEN_TIER = '''
@@ -321,3 +322,71 @@ def test_a_killed_engine_leaves_no_memory_and_no_torn_chunk(
         assert e.ask(prompt(TOKENS)) == [expected]
         assert e.cached == [CACHED]
         assert "vllm:kvtiers_chunks_failed" not in e.metrics()
+
+
+GATED_TIER = '''
+import threading
+
+from kvtiers.tiers.base import Capabilities
+
+gate = threading.Event()
+
+
+class Gated:
+    """A store whose writes wait for the gate."""
+    medium = "STORAGE"
+
+    def __init__(self, context):
+        self.capabilities = Capabilities(persistent=False, shared=False)
+        self.held = set()
+
+    def contains(self, keys):
+        return [k in self.held for k in keys]
+
+    def write(self, items):
+        gate.wait(60)
+        self.held.update(i.key for i in items)
+        return [None] * len(items)
+
+    def read(self, items):
+        return [None] * len(items)
+
+    def delete(self, keys):
+        self.held.difference_update(keys)
+
+    def scan(self):
+        return ()
+
+    def touch(self, keys):
+        pass
+
+    def close(self):
+        gate.set()
+'''
+
+
+def test_chunks_declined_for_lack_of_room_are_stored_when_there_is_room(
+    engine, prompt, tmp_path, monkeypatch
+):
+    """Ten of twenty slots are pinned by a stuck tier: a prompt of 15 chunks finds room for ten."""
+    (tmp_path / "gated_tier.py").write_text(GATED_TIER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tier = {"type": "Gated", "module_path": "gated_tier"}
+    with engine(kv_transfer_config=offload(20 * 512 * 1024, secondary_tiers=[tier])) as e:
+        from vllm import SamplingParams
+
+        gate = sys.modules["gated_tier"].gate
+        core = manager_of(e).core
+        e.ask(prompt(TOKENS, seed=1))
+        e.steps(lambda: core.use.pinned == 10)
+        llm_engine = e.llm.llm_engine
+        params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, detokenize=False)
+        llm_engine.add_request("b", {"prompt_token_ids": prompt(TOKENS, seed=2)}, params)
+        e.steps(lambda: e.metrics().get("vllm:kvtiers_chunks_declined", 0) >= 5)
+        gate.set()
+        e.steps(lambda: not llm_engine.has_unfinished_requests())
+        settle(e)
+        e.forget_device()
+        e.ask(prompt(TOKENS, seed=2))
+        assert e.cached == [CACHED], "no hole is left in the prefix"
+    sys.modules.pop("gated_tier", None)

@@ -20,7 +20,7 @@ from kvtiers.tiers.base import Job, JobKind, JobOutcome
 _ABSENT = object()
 
 ATTEMPTS = 3
-"""How often a chunk that a tier failed to take is offered to it again."""
+"""A chunk that a tier failed to take this often in a row is parked for ``park_s``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,9 @@ class CascadeOptions:
     """Host slots that the cascades to one tier may pin."""
     chunks_per_job: int = 64
     backoff_s: float = 1.0
-    """Pause of a tier after a failed job; doubles with each failure in a row."""
+    """Pause of a tier after a failed job; doubles with each pause in a row."""
     backoff_max_s: float = 60.0
+    park_s: float = 60.0
     refusal_pause_s: float = 0.05
     """Pause of a tier that refused a job."""
 
@@ -43,8 +44,11 @@ class _Backlog:
 
     keys: OrderedDict[Key, None] = field(default_factory=OrderedDict)
     attempts: dict[Key, int] = field(default_factory=dict)
+    parked: OrderedDict[Key, float] = field(default_factory=OrderedDict)
+    """Chunks that failed too often, and when they are offered again; soonest first."""
     paused_until: float = 0.0
-    failures: int = 0
+    pauses: int = 0
+    """Pauses in a row, without a success between them."""
     refused: bool = False
     pinned: int = 0
     """Host slots that jobs to this tier pin now."""
@@ -83,11 +87,12 @@ class Cascades:
     def departed(self, keys: Sequence[Key]) -> None:
         """These chunks left host memory: what was not sent by now is lost to the tiers below."""
         for tier, backlog in self._backlogs.items():
-            if not backlog.keys:
+            if not backlog.keys and not backlog.parked:
                 continue
             lost = 0
             for key in keys:
-                if backlog.keys.pop(key, _ABSENT) is not _ABSENT:
+                waited = backlog.keys.pop(key, _ABSENT) is not _ABSENT
+                if backlog.parked.pop(key, None) is not None or waited:
                     lost += 1
                     backlog.attempts.pop(key, None)
             if lost:
@@ -96,6 +101,7 @@ class Cascades:
     def flush(self, now: float) -> None:
         """Send what the budget and the tiers allow."""
         for tier, backlog in self._backlogs.items():
+            _unpark(backlog, now)
             while backlog.keys and backlog.paused_until <= now:
                 if not self._send_one(tier, backlog, now):
                     break
@@ -108,13 +114,14 @@ class Cascades:
             self._ledger.linger(outcome.job_id, flight.slots)
         else:
             self._index.release(list(flight.slots))
-        failed = [k for k in flight.keys if k not in outcome.done]
+        reported = set(outcome.done)
+        failed = [k for k in flight.keys if k not in reported]
         for key in outcome.done:
             backlog.attempts.pop(key, None)
         if failed:
             self._take_back(backlog, failed, now)
         else:
-            backlog.failures = 0
+            backlog.pauses = 0
         reason = reason_of([e.kind for e in outcome.failed.values()]) if failed else None
         done = len(flight.keys) - len(failed)
         self._emit(
@@ -134,11 +141,12 @@ class Cascades:
         for backlog in self._backlogs.values():
             backlog.keys.clear()
             backlog.attempts.clear()
+            backlog.parked.clear()
 
     @property
     def waiting(self) -> int:
         """Chunks in backlogs, over all tiers."""
-        return sum(len(b.keys) for b in self._backlogs.values())
+        return sum(len(b.keys) + len(b.parked) for b in self._backlogs.values())
 
     def ready(self, now: float) -> bool:
         """Whether some backlog could be sent now."""
@@ -149,7 +157,7 @@ class Cascades:
         if not keys:
             return False
         slots = tuple(self._index.hold(keys))
-        flight = Flight(Hop.CASCADE, tier, keys, slots)
+        flight = Flight(Hop.CASCADE, tier, keys, slots, started=now)
         job_id = self._ledger.open(flight)
         if tier.submit_store(
             Job(job_id, JobKind.STORE, keys, slots, self._views(keys, slots, False))
@@ -175,16 +183,20 @@ class Cascades:
         return tuple(backlog.keys.popitem(last=False)[0] for _ in range(count))
 
     def _take_back(self, backlog: _Backlog, failed: Sequence[Key], now: float) -> None:
-        backlog.failures += 1
-        pause = self._options.backoff_s * 2 ** min(backlog.failures - 1, 16)
-        backlog.paused_until = now + min(pause, self._options.backoff_max_s)
+        if backlog.paused_until <= now:
+            pause = self._options.backoff_s * 2 ** min(backlog.pauses, 16)
+            backlog.pauses += 1
+            backlog.paused_until = now + min(pause, self._options.backoff_max_s)
         for key in failed:
+            if key not in self._index.ready:
+                backlog.attempts.pop(key, None)
+                continue
             attempts = backlog.attempts.get(key, 0) + 1
-            if attempts < ATTEMPTS and key in self._index.ready:
-                backlog.attempts[key] = attempts
+            backlog.attempts[key] = attempts
+            if attempts < ATTEMPTS:
                 backlog.keys[key] = None
             else:
-                backlog.attempts.pop(key, None)
+                backlog.parked[key] = now + self._options.park_s
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""
@@ -193,10 +205,19 @@ class Cascades:
             pinned = sum(len(f.slots) for f in flights if f.tier is tier)
             assert backlog.pinned == pinned, f"pinned slots of {tier.label} do not add up"
             assert pinned <= self._options.max_pinned_slots, f"{tier.label} pins beyond its share"
-            strays = [k for k in backlog.keys if k not in self._index.ready]
+            strays = [k for k in (*backlog.keys, *backlog.parked) if k not in self._index.ready]
             assert not strays, f"{len(strays)} chunks in the backlog of {tier.label} left"
 
     def __repr__(self) -> str:
         waiting = ", ".join(f"{t.label} {len(b.keys)}" for t, b in self._backlogs.items())
         pinned = sum(b.pinned for b in self._backlogs.values())
         return f"<Cascades {pinned} slots pinned; waiting: {waiting or 'none'}>"
+
+
+def _unpark(backlog: _Backlog, now: float) -> None:
+    while backlog.parked:
+        key, due = next(iter(backlog.parked.items()))
+        if due > now:
+            return
+        del backlog.parked[key]
+        backlog.keys[key] = None

@@ -61,6 +61,7 @@ class Flight:
     keys: tuple[Key, ...]
     slots: tuple[int, ...]
     request: Request | None = None
+    started: float = 0.0
 
 
 class Ledger:
@@ -92,6 +93,10 @@ class Ledger:
             return None
         del self.flights[job_id]
         return flight
+
+    def overdue(self, before: float) -> list[tuple[int, Flight]]:
+        """Jobs that were started before then and are not closed."""
+        return [(i, f) for i, f in self.flights.items() if f.started < before]
 
     def linger(self, job_id: int, slots: Sequence[int]) -> None:
         """The job is over, but its tier may still touch ``slots``."""

@@ -15,6 +15,7 @@ from kvtiers.core.ledger import Ledger, Request
 from kvtiers.core.load import Loads
 from kvtiers.core.promote import PromoteOptions, Promotions
 from kvtiers.core.store import PRIMARY, StorePlan, Stores, UseCounter
+from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import ChunksRemoved, Hop, LookedUp, Reason, Sink
 from kvtiers.host.index import HostIndex
 from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTier
@@ -29,6 +30,8 @@ class ManagerOptions:
     store_threshold: int = 0
     """A chunk is stored once it was offered this often; below 2: at once."""
     max_tracker_size: int = 64_000
+    job_deadline_s: float = 300.0
+    """A tier that has not reported a job by then has failed it; its memory is not used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class TieringManager:
         self._promotions = Promotions(
             self._ledger, self.tiers, self._views, sink, self._departed, options.promote
         )
+        self._job_deadline_s = options.job_deadline_s
         self._touched: list[Key] = []
         self._now = 0.0
         self.room_epoch = 0
@@ -203,7 +207,8 @@ class TieringManager:
     def end_step(self, now: float) -> None:
         """Send what the step gathered: promotions first, then cascades, touches and questions."""
         self.poll(now)
-        self._promotions.flush()
+        self._fail_overdue(now)
+        self._promotions.flush(now)
         self._promotions.expire(now)
         self._cascades.flush(now)
         touched, self._touched = self._touched, []
@@ -221,7 +226,7 @@ class TieringManager:
     def has_pending_work(self) -> bool:
         """Whether steps are needed although the engine has nothing to schedule."""
         return (
-            bool(self._ledger.flights or self._ledger.lingering)
+            bool(self._ledger.flights)
             or self._promotions.pending
             or self._cascades.ready(self._now)
             or any(t.has_pending_work() for t in self.tiers)
@@ -316,6 +321,8 @@ class TieringManager:
             return
         flight = self._ledger.close(ended.job_id, tier)
         if flight is None:
+            if not ended.memory_in_use:
+                self._ledger.linger_over(ended.job_id)
             return
         if flight.hop is Hop.CASCADE:
             self._cascades.finish(flight, ended, self._now)
@@ -323,6 +330,15 @@ class TieringManager:
         stored = self._promotions.finish(flight, ended)
         if stored:
             self._cascades.offer(stored, source=tier)
+
+    def _fail_overdue(self, now: float) -> None:
+        for job_id, flight in self._ledger.overdue(now - self._job_deadline_s):
+            late = KVTiersError(
+                f"tier {flight.tier.label} did not report a job in {self._job_deadline_s:g} s",
+                kind=Kind.TIMEOUT,
+            )
+            failed = dict.fromkeys(flight.keys, late)
+            self._ended(flight.tier, JobOutcome(job_id, (), failed, memory_in_use=True))
 
     def _departed(self, keys: Sequence[Key], reason: Reason) -> None:
         self._emit(ChunksRemoved(PRIMARY, tuple(keys), reason))

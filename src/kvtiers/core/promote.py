@@ -78,19 +78,22 @@ class Promotions:
             self._resolved(tier, key, request, now, hit=False)
         return Lookup.MISS
 
-    def flush(self) -> None:
+    def flush(self, now: float) -> None:
         """Send what was gathered in this step: one job per tier and request."""
         gathered, self._gathered = self._gathered, {}
         for tier, by_request in gathered.items():
             for request, keys, slots in by_request.values():
-                self._send(tier, request, tuple(keys), tuple(slots))
+                self._send(
+                    Flight(Hop.PROMOTE, tier, tuple(keys), tuple(slots), request, started=now)
+                )
 
     def finish(self, flight: Flight, outcome: JobOutcome) -> tuple[Key, ...]:
         """A promotion job ended; the chunks that are now ready in host memory."""
         request = flight.request
         slot_of = dict(zip(flight.keys, flight.slots, strict=True))
-        failed = [k for k in flight.keys if k not in outcome.done]
-        done = [k for k in flight.keys if k in outcome.done]
+        reported = set(outcome.done)
+        failed = [k for k in flight.keys if k not in reported]
+        done = [k for k in flight.keys if k in reported]
         stored = self._index.settle(done, [slot_of[k] for k in done])
         if outcome.memory_in_use:
             self._index.drop([k for k in failed if self._index.filling.get(k) == slot_of[k]])
@@ -199,21 +202,20 @@ class Promotions:
         self._emit(ChunksDeclined(Hop.PROMOTE, tier.label, 1, Reason.NO_ROOM))
         return Lookup.MISS
 
-    def _send(
-        self, tier: AttachedTier, request: Request, keys: tuple[Key, ...], slots: tuple[int, ...]
-    ) -> None:
-        flight = Flight(Hop.PROMOTE, tier, keys, slots, request)
+    def _send(self, flight: Flight) -> None:
+        request, tier = flight.request, flight.tier
+        assert request is not None
         job_id = self._ledger.open(flight)
-        views = self._views(keys, slots, True)
-        self._emit(TransferStarted(Hop.PROMOTE, tier.label, len(keys)))
-        job = Job(job_id, JobKind.LOAD, keys, slots, views, request.context)
+        views = self._views(flight.keys, flight.slots, True)
+        self._emit(TransferStarted(Hop.PROMOTE, tier.label, len(flight.keys)))
+        job = Job(job_id, JobKind.LOAD, flight.keys, flight.slots, views, request.context)
         if tier.submit_load(job):
             return
         self._ledger.close(job_id, tier)
-        self._index.settle(keys, slots, keys)
-        self._landed(request, flight, (), keys)
+        self._index.settle(flight.keys, flight.slots, flight.keys)
+        self._landed(request, flight, (), flight.keys)
         refused = JobOutcome(job_id, ())
-        self._emit(_finished_event(flight, refused, 0, len(keys), Reason.PRESSURE))
+        self._emit(_finished_event(flight, refused, 0, len(flight.keys), Reason.PRESSURE))
 
     def _landed(
         self, request: Request, flight: Flight, stored: Sequence[Key], failed: Sequence[Key]

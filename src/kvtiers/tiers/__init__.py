@@ -93,8 +93,7 @@ def _build_own(
     for key in _WITHOUT_EFFECT & rest.keys():
         _log.warning("%s: the option %s has no effect in kvtiers", label, key)
     options = parse(tier.options, {k: v for k, v in rest.items() if k not in _WITHOUT_EFFECT})
-    medium = tier.medium if options.enable_kv_events else None
-    identity = TierIdentity(context.name, label, medium, options.locality)
+    identity = TierIdentity(context.name, label, tier.medium, options.locality)
     store = tier.build(context, options)
     return StoreTier(store, identity, options, inbox, context.clock)
 

@@ -159,7 +159,7 @@ class SecondaryTier(Protocol):
     name: str
     """Type of the tier, e.g. ``fs``; the core adds its position."""
     medium: str | None
-    """``CPU`` or ``STORAGE`` on the event stream; None: no events."""
+    """``CPU`` or ``STORAGE``, for tier filters, KV events and hit sources; None: neither."""
     locality: str | None
     """``LOCAL`` or ``REMOTE``."""
 

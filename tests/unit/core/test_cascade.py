@@ -74,19 +74,52 @@ def test_a_chunk_evicted_before_its_cascade_is_counted_as_lost() -> None:
     assert {k for j in tier.jobs for k in j.keys} == set(keys(1, 3))
 
 
-def test_a_failed_chunk_is_offered_again_after_a_pause_but_not_for_ever() -> None:
+def test_a_chunk_that_fails_is_offered_again_ever_more_rarely_while_it_is_resident() -> None:
     tier = ScriptedTier()
     world = World(tiers=[tier])
     world.stored(keys(1))
-    attempts = 0
-    for _ in range(8):
-        world.step(seconds=100.0)
+    offered_at = []
+    for _ in range(200):
+        world.step(seconds=1.0)
         for job in list(tier.jobs):
-            attempts += 1
+            offered_at.append(world.now)
             tier.finish(job, fail=job.keys, kind=Kind.FULL)
-    assert attempts == 3
+    gaps = [b - a for a, b in zip(offered_at, offered_at[1:], strict=False)]
+    assert len(offered_at) >= 5
+    assert gaps[0] < gaps[1] < gaps[2]
+    assert gaps[-1] >= 60.0
     failures = [e for e in world.of(TransferFinished) if e.failed]  # type: ignore[attr-defined]
     assert {e.reason for e in failures} == {Reason.NO_ROOM}  # type: ignore[attr-defined]
+
+
+def test_one_poisoned_chunk_does_not_hold_up_or_spin_the_others() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier], cascade_max_pinned_fraction=1.0)
+    world.stored(keys("poison", 1))
+    offers = 0
+    for round_ in range(50):
+        world.stored(keys(f"good{round_}"))
+        world.step(seconds=1.0)
+        for job in list(tier.jobs):
+            offers += key("poison") in job.keys
+            tier.finish(job, fail=[k for k in job.keys if k == key("poison")])
+        world.manager.touch(keys("poison"))
+    assert key("good0") in tier.holds
+    assert offers <= 4
+
+
+def test_several_failed_jobs_of_one_outage_count_as_one_pause() -> None:
+    tier = ScriptedTier()
+    world = World(slots=16, tiers=[tier], cascade_max_pinned_fraction=1.0)
+    for name in range(6):
+        world.stored(keys(name))
+        world.step(seconds=0.0)
+    assert len(tier.jobs) == 6
+    for job in list(tier.jobs):
+        tier.finish(job, fail=job.keys)
+    world.step(seconds=0.0)
+    world.step(seconds=1.1)
+    assert tier.jobs
 
 
 def test_a_tier_that_failed_is_left_alone_for_a_while() -> None:

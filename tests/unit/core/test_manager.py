@@ -172,3 +172,18 @@ def test_its_repr_tells_an_operator_how_things_stand() -> None:
     text = repr(world.manager)
     assert "1:scripted 2" in text
     assert "4 slots" in text
+
+
+def test_a_job_that_a_tier_never_reports_is_failed_by_the_core() -> None:
+    tier = ScriptedTier(holds=keys(1))
+    world = World(slots=1, tiers=[tier], job_deadline_s=50.0)
+    request = world.request()
+    world.lookup(keys(1), request)
+    world.step()
+    job = tier.jobs[0]
+    world.step(seconds=51.0)
+    assert not world.manager.has_pending_work()
+    assert world.index.free == 0, "its slot may still be written to"
+    tier.finish(job)
+    world.step()
+    assert world.index.free == 1

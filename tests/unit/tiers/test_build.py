@@ -79,7 +79,7 @@ def test_fs(tmp_path: Path) -> None:
     )
     assert isinstance(tier, StoreTier)
     assert (tier.name, tier.label) == ("fs", "3:fs")
-    assert (tier.medium, tier.locality) == (None, "REMOTE")
+    assert (tier.medium, tier.locality) == ("STORAGE", "REMOTE")
     tier.shutdown(20)
 
 

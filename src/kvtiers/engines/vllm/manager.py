@@ -167,7 +167,11 @@ class VllmManager(OffloadingManager):
         if not self._polled:
             self._begin_step()
         offered = [Key(k) for k in keys]
-        plan = self.core.store(_prefix_order(offered, req_context), self._request(req_context))
+        if not offered:
+            return PrepareStoreOutput([], CPULoadStoreSpec([]), [])
+        one_group = key_group(offered[0]) == key_group(offered[-1])
+        ordered = offered if one_group else _prefix_order(offered, req_context)
+        plan = self.core.store(ordered, self._request(req_context))
         if plan.declined:
             self._declined.setdefault(req_context.req_id, []).extend(plan.declined)
         slot_of = dict(zip(plan.keys, plan.slots, strict=True))
@@ -183,7 +187,7 @@ class VllmManager(OffloadingManager):
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
         """The copies ended, well unless ``note_failed_store`` was called for these chunks."""
-        names = [Key(k) for k in keys]
+        names = _prefix_order([Key(k) for k in keys], req_context)
         failed = [k for k in names if not success or k in self._failed_stores]
         self._failed_stores.difference_update(names)
         self.core.complete_store(names, failed)
@@ -317,8 +321,6 @@ def _tier_filter(given: VllmTierFilter) -> TierFilter:
 
 
 def _prefix_order(keys: list[Key], req_context: ReqContext) -> list[Key]:
-    """Chunks of several groups by the prefix they end, so that a short host tier keeps prefixes."""
-    if not keys or key_group(keys[0]) == key_group(keys[-1]):
-        return keys
+    """Chunks by the prefix they end: vLLM gives them group by group, or in no order at all."""
     end_of = req_context.get_offload_key_position
     return sorted(keys, key=lambda k: end_of(OffloadKey(k)) or 0)

@@ -19,8 +19,7 @@ _FOLDER = re.compile(r"[0-9a-f]{2}")
 def chunk_path(key: Key) -> str:
     """Path of a chunk relative to its namespace's folder."""
     digest = key_digest(key).hex()
-    fan = digest.ljust(4, "0")
-    return f"{fan[:2]}/{fan[2:4]}/{digest}-g{key_group(key)}{SUFFIX}"
+    return f"{digest[:2].ljust(2, '0')}/{digest}-g{key_group(key)}{SUFFIX}"
 
 
 def chunk_key(file_name: str) -> Key | None:
@@ -44,13 +43,12 @@ def namespaces(root: str) -> list[str]:
 
 def chunk_files(folder: str) -> Iterator[tuple[Key, os.DirEntry[str]]]:
     """The chunks under a namespace's folder. What vanishes meanwhile is left out."""
-    for outer in _entries(folder):
-        if _FOLDER.fullmatch(outer.name):
-            for inner in _entries(outer.path):
-                for entry in _entries(inner.path):
-                    key = chunk_key(entry.name)
-                    if key is not None:
-                        yield key, entry
+    for fan in _entries(folder):
+        if _FOLDER.fullmatch(fan.name):
+            for entry in _entries(fan.path):
+                key = chunk_key(entry.name)
+                if key is not None:
+                    yield key, entry
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:

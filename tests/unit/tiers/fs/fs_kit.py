@@ -34,7 +34,7 @@ class Folder:
 
     def file(self, n: int, namespace: Namespace = NAMESPACE) -> Path:
         digest = n.to_bytes(32, "big").hex()
-        return self.root / namespace.id / digest[:2] / digest[2:4] / f"{digest}-g0.kvc"
+        return self.root / namespace.id / digest[:2] / f"{digest}-g0.kvc"
 
     def files(self) -> list[Path]:
         return sorted(p for p in self.root.rglob("*") if p.is_file() and p.name != "lock")

@@ -38,7 +38,7 @@ def test_names_are_stable(folder: Folder) -> None:
     """Other engines on the mount look under the same names."""
     store = folder.open()
     write(store, 1)
-    expected = "00/00/" + "0" * 63 + "1-g0.kvc"
+    expected = "00/" + "0" * 63 + "1-g0.kvc"
     assert [str(p.relative_to(folder.root / NAMESPACE.id)) for p in folder.files()] == [
         expected,
         "manifest.json",
