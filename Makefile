@@ -5,7 +5,7 @@ BIN := .venv/bin
 MODEL := .models/SmolLM2-135M-Instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test check clean
+.PHONY: help setup model demo test check docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -27,6 +27,9 @@ check: setup ## lint, format, types, import rules
 	@$(BIN)/ruff format --check src tests scripts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: setup ## write the generated tables of docs/ anew
+	@$(BIN)/python scripts/docs.py
 
 clean: ## remove results and caches (.venv and .models stay)
 	@rm -rf demo-results build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis \

@@ -293,9 +293,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_engine_leaves_no_memory_and_no_torn_chunk(
-    engine, checkpoint, prompt, tmp_path
-):
+def test_a_killed_engine_leaves_no_memory_and_no_torn_chunk(engine, checkpoint, prompt, tmp_path):
     root, here = tmp_path / "kv", Path(__file__).parent
     script = tmp_path / "killed.py"
     script.write_text(

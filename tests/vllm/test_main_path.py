@@ -264,9 +264,7 @@ def test_the_spec_alone_under_vllms_own_connector(engine, prompt, tmp_path):
 
 def test_arc_and_a_policy_of_ones_own(engine, prompt, tmp_path, monkeypatch):
     (tmp_path / "mypolicy.py").write_text(
-        "from kvtiers.host.policies.lru import LRUPolicy\n"
-        "class Stingy(LRUPolicy):\n"
-        "    pass\n"
+        "from kvtiers.host.policies.lru import LRUPolicy\nclass Stingy(LRUPolicy):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for extra in (
