@@ -62,6 +62,7 @@ def test_every_key_is_read() -> None:
         "self_describing_kv_events": True,
         "model_digest": "abc",
         "promote_deadline_s": 3,
+        "lookup_deadline_s": 2,
         "promotion_wait_s": 0,
         "cascade_max_pinned_fraction": 1,
         "region_directory": "/tmp",

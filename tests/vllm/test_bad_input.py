@@ -37,7 +37,7 @@ def said():
 
 
 def left_behind():
-    """What a refused start must not leave: threads, mappings, descriptors, temporary files."""
+    """What a refused start must not leave: threads, mappings, descriptors."""
     gc.collect()
     threads = {t.name for t in threading.enumerate()} - {"tqdm_monitor"}
     maps = Path("/proc/self/maps").read_text().splitlines()
@@ -45,11 +45,7 @@ def left_behind():
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             names.add(os.readlink(f"/proc/self/fd/{fd}"))
-    return threads, {n for n in names if "kvtiers-" in n}, temporary()
-
-
-def temporary():
-    return {name for name in os.listdir(tempfile.gettempdir()) if "kvtiers" in name}
+    return threads, {n for n in names if "kvtiers-" in n}
 
 
 def one_sentence(message):
@@ -60,8 +56,10 @@ def one_sentence(message):
 
 
 @pytest.fixture
-def refused(engine, memory, said):
+def refused(engine, memory, said, tmp_path_factory, monkeypatch):
     """``refused(config)``: the one sentence with which the engine does not start."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
     def start(config, **options):
         config["kv_connector_extra_config"].setdefault("region_directory", str(memory))
@@ -75,6 +73,7 @@ def refused(engine, memory, said):
         del caught
         assert left_behind() == before
         assert os.listdir(memory) == []
+        assert list(temporary.glob("*kvtiers*")) == []
         return message
 
     return start

@@ -31,7 +31,7 @@ kv_offload_tiering_promotion_allocation_failures_total
 kv_offload_tiering_primary_write_usage_perc kv_offload_tiering_primary_read_usage_perc
 kv_offload_tiering_active_promotion_jobs kv_offload_tiering_active_cascade_jobs
 kv_offload_tiering_backpressure_blocks_dropped_total
-""".split()
+"""
 """What vLLM 0.32 exports of a tiered configuration, without the "vllm:". Two names are missing, of
 a detector of slow tiers that we do not have: backpressure_store_latency_ema, and
 backpressure_stores_dropped."""
@@ -56,7 +56,7 @@ def declared(scrape):
 
 def assert_names(scrape):
     kinds = declared(scrape)
-    assert not set(DASHBOARDS) - kinds.keys(), "dashboards would lose these"
+    assert not set(DASHBOARDS.split()) - kinds.keys(), "dashboards would lose these"
     for name, metadata in definitions().items():
         kind = type(metadata).__name__.removeprefix("Offloading").removesuffix("Metadata").lower()
         suffix = "_total" if kind == "counter" else ""

@@ -90,6 +90,8 @@ def verify(
     The error is ``Kind.CORRUPT`` and names the field: damaged, short, foreign key, foreign
     namespace, or another format version.
     """
+    if header == pack(key, namespace_id, payload):
+        return None
     record = parse(header)
     if isinstance(record, KVTiersError):
         return record

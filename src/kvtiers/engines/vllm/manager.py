@@ -7,6 +7,7 @@ every lookup is a miss, nothing is stored any more - and is logged once with its
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 from vllm.v1.kv_offload.base import (
@@ -234,6 +235,17 @@ class VllmManager(OffloadingManager):
     def get_stats(self) -> Any:
         """What gathered since the last call, under vLLM's metric names."""
         return self._stats.take(self.core.use)
+
+    # -- new in vLLM 0.33 ------------------------------------------------------------------------
+
+    @property
+    def lock(self) -> AbstractContextManager[None]:
+        """Nothing to exclude: every call comes from the scheduler's thread."""
+        return nullcontext()
+
+    def config_info(self) -> list[dict[str, str]]:
+        """Labels of ``kv_offload_config_info``; see ``KVTiersSpec.config_info_keys``."""
+        return [{}]
 
     # -- life ----------------------------------------------------------------------------------
 

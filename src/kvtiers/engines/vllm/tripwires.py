@@ -4,13 +4,23 @@ vLLM's offloading interface changes with every release. Where a name or a signat
 built and tested against, starting is refused in plain words rather than left to fail under load.
 """
 
+import dis
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadPromMetrics
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    GroupOffloadConfig,
     OffloadingConnectorScheduler,
     RequestGroupState,
+    RequestOffloadState,
+    SchedulerOffloadConfig,
     TransferJobStatus,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
@@ -41,6 +51,8 @@ SIGNATURES = (
         "build_prom_metrics",
         ("vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"),
     ),
+    Signature(OffloadingConnector, "get_required_kvcache_layout", ("vllm_config",)),
+    Signature(OffloadingConnector, "requires_piecewise_for_cudagraph", ("extra_config",)),
     Signature(OffloadingConnectorScheduler, "__init__", ("spec", "vllm_config", "kv_cache_config")),
     Signature(OffloadingConnectorScheduler, "update_connector_output", ("connector_output",)),
     Signature(OffloadingConnectorScheduler, "_build_store_jobs", ("scheduler_output",)),
@@ -54,14 +66,30 @@ SIGNATURES = (
 ATTRIBUTES = {
     OffloadingConnectorScheduler.__init__: ("_jobs", "_req_status", "config", "manager"),
     OffloadingConnectorWorker.__init__: ("_load_jobs", "worker", "spec"),
+    OffloadPromMetrics.__init__: ("_observe_deprecated_metrics",),
 }
-"""Instance attributes we use, which the constructor must mention."""
+"""Instance attributes we use, which the constructor must set."""
+
+REPLACED = {
+    OffloadingConnector.__init__: {"_canonical_layout", "connector_scheduler", "connector_worker"},
+}
+"""Constructors we do not call, and everything they may set: we set it ourselves."""
 
 FIELDS = {
     RequestGroupState: ("block_ids", "next_stored_chunk_idx", "offload_keys"),
+    RequestOffloadState: ("group_states", "req", "req_context", "transfer_jobs"),
     TransferJobStatus: ("req_id", "pending_count", "keys", "is_store"),
+    SchedulerOffloadConfig: ("kv_group_configs", "blocks_per_chunk"),
+    GroupOffloadConfig: (
+        "group_idx",
+        "tokens_per_chunk",
+        "sliding_window_size_in_chunks",
+        "requires_cow_source",
+    ),
+    OffloadingWorkerMetadata: ("completed_jobs", "transfer_stats"),
+    KVConnectorTransferResults: ("finished_sending", "finished_recving", "failed_recving"),
 }
-"""Dataclass fields we use."""
+"""Fields we use, of dataclasses and named tuples."""
 
 
 def complaints() -> list[str]:
@@ -76,12 +104,19 @@ def complaints() -> list[str]:
         if names != wire.parameters:
             found.append(f"{wire.owner.__name__}.{wire.name} takes {names}")
     for constructor, names in ATTRIBUTES.items():
-        mentioned = constructor.__code__.co_names
-        found += [f"{constructor.__qualname__} sets no {n}" for n in names if n not in mentioned]
+        lost = set(names) - _set_by(constructor)
+        found += [f"{constructor.__qualname__} sets no {n}" for n in sorted(lost)]
+    for constructor, known in REPLACED.items():
+        new = _set_by(constructor) - known
+        found += [f"{constructor.__qualname__} sets {n}" for n in sorted(new)]
     for owner, names in FIELDS.items():
-        fields = getattr(owner, "__dataclass_fields__", {})
-        found += [f"{owner.__name__} has no {n}" for n in names if n not in fields]
+        lost = set(names) - set(inspect.get_annotations(owner))
+        found += [f"{owner.__name__} has no {n}" for n in sorted(lost)]
     return found
+
+
+def _set_by(constructor: Callable[..., Any]) -> set[str]:
+    return {i.argval for i in dis.get_instructions(constructor) if i.opname == "STORE_ATTR"}
 
 
 def check_upstream() -> None:

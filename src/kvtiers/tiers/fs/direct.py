@@ -1,25 +1,29 @@
 """One vectored read or write per file, past the page cache where that works.
 
 O_DIRECT wants addresses, lengths and offsets that are multiples of the device's block; pages
-satisfy all. It is decided per operation: an unaligned buffer goes the buffered way, and a file
-system that answers EINVAL is not asked again.
+satisfy all. It is decided per operation: what is answered with EINVAL goes the buffered way, and
+if the memory was not to blame, the file system is not asked again.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import threading
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
 
 from kvtiers.chunks import PAGE_BYTES
+from kvtiers.tiers.fs.folders import FILE_MODE
 
+T = TypeVar("T")
 DirectIO = Literal["auto", "on", "off"]
-FILE_MODE = 0o600
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not block us
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_IRREGULAR = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)
+"""How reading a link, a socket, a FIFO or a folder fails."""
 
 
 class _PyBuffer(ctypes.Structure):
@@ -66,25 +70,32 @@ class DirectFiles:
 
     def header(self) -> memoryview:
         """A page of this thread's own, aligned, for the header of the next operation."""
-        if not hasattr(self._local, "page"):
-            self._local.page = memoryview(mmap.mmap(-1, PAGE_BYTES))
-        page: memoryview = self._local.page
-        return page
+        return self._pages()[0]
+
+    def _pages(self) -> tuple[memoryview, memoryview]:
+        """The header page of this thread, and a page for what a file should not have: more bytes."""
+        if not hasattr(self._local, "pages"):
+            both = memoryview(mmap.mmap(-1, 2 * PAGE_BYTES))
+            self._local.pages = both[:PAGE_BYTES], both[PAGE_BYTES:]
+        pages: tuple[memoryview, memoryview] = self._local.pages
+        return pages
 
     def write(self, path: str, payload: memoryview, at: float) -> None:
         """Make the new file ``path`` of the thread's header page and ``payload``.
 
         It gets mode 0600 whatever the umask, and the modification time ``at`` (seconds). Raises
-        OSError; then a part of the file may be there.
+        OSError; then no file is there.
         """
-        if self.direct and aligned(payload):
+
+        def attempt(flags: int) -> None:
             try:
-                self._write(path, payload, at, os.O_DIRECT)
-                return
-            except OSError as e:
-                self._refused(e)
-                _remove(path)
-        self._write(path, payload, at, 0)
+                self._write(path, payload, at, flags)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                raise
+
+        self._either(payload, attempt)
 
     def _write(self, path: str, payload: memoryview, at: float, flags: int) -> None:
         fd = os.open(path, _WRITE | flags, FILE_MODE)
@@ -101,48 +112,50 @@ class DirectFiles:
         """Fill the thread's header page and ``payload`` from ``path``.
 
         Returns the size of the file, -1 if it is no regular file. If that is not the size of
-        both, nothing was read. Raises OSError.
+        both, they may hold anything. Raises OSError.
         """
-        if self.direct and aligned(payload):
-            try:
-                return self._read(path, payload, os.O_DIRECT)
-            except OSError as e:
-                self._refused(e)
-        return self._read(path, payload, 0)
+        try:
+            return self._either(payload, lambda flags: self._read(path, payload, flags))
+        except OSError as e:
+            if e.errno in _IRREGULAR:
+                return -1
+            raise
 
     def _read(self, path: str, payload: memoryview, flags: int) -> int:
+        header, beyond = self._pages()
+        expected = PAGE_BYTES + payload.nbytes
         fd = os.open(path, _READ | flags)
         try:
-            info = os.fstat(fd)
-            if not _is_regular(info):
-                return -1
-            if info.st_size == PAGE_BYTES + payload.nbytes:
-                return _read_all(fd, [self.header(), payload])
-            return info.st_size
+            got = os.preadv(fd, [header, payload, beyond], 0)
+            if got == expected:  # so it ends there: no need to ask for its size
+                return got
+            size = os.fstat(fd).st_size
+            return size if size != expected else _read_rest(fd, [header, payload], got)
         finally:
             os.close(fd)
 
-    def _refused(self, error: OSError) -> None:
-        if error.errno != errno.EINVAL:
-            raise error
-        self.direct = False
+    def _either(self, payload: memoryview, act: Callable[[int], T]) -> T:
+        """Call ``act`` with O_DIRECT, or with no flag where that does not work."""
+        if not self.direct:
+            return act(0)
+        try:
+            return act(os.O_DIRECT)
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+        result = act(0)
+        if aligned(payload):
+            self.direct = False
+        return result
 
     def __repr__(self) -> str:
         return f"<DirectFiles {'direct' if self.direct else 'buffered'}>"
 
 
-def _is_regular(info: os.stat_result) -> bool:
-    return (info.st_mode & 0o170000) == 0o100000
-
-
-def _remove(path: str) -> None:
-    if os.path.lexists(path):
-        os.unlink(path)
-
-
 def _write_all(fd: int, buffers: Sequence[memoryview]) -> None:
     """A full device may take a part first and name the error only when asked for the rest."""
-    done, total = 0, sum(b.nbytes for b in buffers)
+    total = sum(b.nbytes for b in buffers)
+    done = os.pwritev(fd, buffers, 0)
     while done < total:
         wrote = os.pwritev(fd, _rest(buffers, done), done)
         if wrote == 0:
@@ -150,9 +163,9 @@ def _write_all(fd: int, buffers: Sequence[memoryview]) -> None:
         done += wrote
 
 
-def _read_all(fd: int, buffers: Sequence[memoryview]) -> int:
+def _read_rest(fd: int, buffers: Sequence[memoryview], done: int) -> int:
     """Returns how many bytes there were; fewer than asked for if the file shrank meanwhile."""
-    done, total = 0, sum(b.nbytes for b in buffers)
+    total = sum(b.nbytes for b in buffers)
     while done < total:
         got = os.preadv(fd, _rest(buffers, done), done)
         if got == 0:

@@ -6,7 +6,6 @@ equal bytes, so that writers of a shared mount need no coordination. See ``names
 """
 
 import contextlib
-import errno
 import logging
 import mmap
 import os
@@ -77,14 +76,10 @@ class FilesStore:
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
 
     def _open(self) -> Scratch:
-        folders.make_folder(self._folder)
+        folders.make_folder(self._folder, durable=True)
         scratch = Scratch(self._folder)
         try:
-            folders.open_manifest(
-                self._folder,
-                self._context.namespace,
-                lambda path, data: _write_atomically(scratch.path(), path, data),
-            )
+            folders.open_manifest(self._folder, self._context.namespace, scratch.path)
         except BaseException:
             scratch.close()
             raise
@@ -104,20 +99,24 @@ class FilesStore:
     # -- the contract ---------------------------------------------------------------------------
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
-        """Whether each chunk's file is there."""
+        """Whether each chunk's file is there. Raises KVTiersError if the folder cannot be used."""
         self._refuse_if_closed("contains")
-        return [self._exists(self._path(key)) for key in keys]
+        there = [_exists(self._path(key)) for key in keys]
+        if not all(there):  # of a mount that is dead nothing is known
+            with map_errors("contains", self._folder), contextlib.suppress(FileNotFoundError):
+                os.stat(self._folder)
+        return there
 
     def write(self, items: Sequence[Item]) -> list[KVTiersError | None]:
         """Store each item under its name unless it is there."""
         self._refuse_if_closed("write")
         self._apply_touches()
-        return [_caught(self._write, item) for item in items]
+        return [self._caught("write", self._write, item) for item in items]
 
     def read(self, items: Sequence[Item]) -> list[KVTiersError | None]:
         """Read and verify each item; what fails verification is put aside."""
         self._refuse_if_closed("read")
-        results = [_caught(self._read, item) for item in items]
+        results = [self._caught("read", self._read, item) for item in items]
         self.touch([i.key for i, error in zip(items, results, strict=True) if error is None])
         return results
 
@@ -158,10 +157,25 @@ class FilesStore:
 
     # -- one file -------------------------------------------------------------------------------
 
+    def _caught(
+        self, operation: str, act: Callable[[Item], None], item: Item
+    ) -> KVTiersError | None:
+        try:
+            act(item)
+        except KVTiersError as e:
+            return e
+        except OSError as e:
+            try:
+                with map_errors(operation, self._path(item.key)):
+                    raise e
+            except KVTiersError as mapped:
+                return mapped
+        return None
+
     def _write(self, item: Item) -> None:
         name, path = self._name(item.key), self._path(item.key)
-        with self._room.using(name), map_errors("write", path):
-            if self._room.may_hold(name) and self._exists(path):
+        with self._room.using(name):
+            if self._room.may_hold(name) and _exists(path):
                 return
             try:
                 self._write_new(item, name, path)
@@ -178,9 +192,7 @@ class FilesStore:
         self._room.reserve(temp, PAGE_BYTES + item.view.nbytes)
         try:
             self._io.write(temp, item.view, self._context.wall_clock())
-            _move(temp, path)
-            if self._fsync:
-                _sync_folder(os.path.dirname(path))
+            self._move(temp, path)
             self._room.fill(temp, name)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -189,19 +201,26 @@ class FilesStore:
         finally:
             self._room.release(temp)
 
+    def _move(self, temp: str, path: str) -> None:
+        folder = os.path.dirname(path)
+        try:
+            os.replace(temp, path)
+        except FileNotFoundError:
+            folders.make_folder(folder, durable=self._fsync)
+            os.replace(temp, path)
+        if self._fsync:
+            folders.sync_folder(folder)
+
     def _read(self, item: Item) -> None:
         name, path = self._name(item.key), self._path(item.key)
-        expected = PAGE_BYTES + item.view.nbytes
         with self._room.using(name):
             try:
-                with map_errors("read", path):
-                    size = self._size(path, item)
-            except KVTiersError as e:
-                if e.kind is Kind.VANISHED:
-                    self._room.gone(name)
-                    self._context.on_removed([item.key], Reason.VANISHED)
+                size = self._io.read(path, item.view)
+            except FileNotFoundError:
+                self._room.gone(name)
+                self._context.on_removed([item.key], Reason.VANISHED)
                 raise
-            problem = self._problem(item, size, expected)
+            problem = self._problem(item, size)
             if problem is None:
                 return
             if self._quarantine(name, path):
@@ -210,20 +229,13 @@ class FilesStore:
             f"{path}: {problem}", kind=Kind.CORRUPT, operation="read", context={"path": path}
         )
 
-    def _problem(self, item: Item, size: int, expected: int) -> str | None:
+    def _problem(self, item: Item, size: int) -> str | None:
+        expected = PAGE_BYTES + item.view.nbytes
         if size != expected:
             return _misfit(size, expected)
         header = bytes(self._io.header())
         error = record.verify(header, item.key, self._id, item.view)
         return None if error is None else str(error)
-
-    def _size(self, path: str, item: Item) -> int:
-        try:
-            return self._io.read(path, item.view)
-        except OSError as e:
-            if e.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-                return -1
-            raise
 
     def _quarantine(self, name: str, path: str) -> bool:
         """Put a file aside; False if somebody else did, who then reports it."""
@@ -283,16 +295,6 @@ class FilesStore:
     def _path(self, key: Key) -> str:
         return f"{self._folder}/{names.chunk_path(key)}"
 
-    def _exists(self, path: str) -> bool:
-        try:
-            with map_errors("contains", path):
-                os.stat(path, follow_symlinks=False)
-        except KVTiersError as e:
-            if e.kind is Kind.VANISHED:
-                return False
-            raise
-        return True
-
     def _refuse_if_closed(self, operation: str) -> None:
         if self._closed:
             raise KVTiersError(
@@ -314,12 +316,8 @@ class FilesStore:
         return f"<FilesStore {self._folder}: {self._room}, {self._io}>"
 
 
-def _caught(act: Callable[[Item], None], item: Item) -> KVTiersError | None:
-    try:
-        act(item)
-    except KVTiersError as e:
-        return e
-    return None
+def _exists(path: str) -> bool:
+    return os.access(path, os.F_OK)
 
 
 def _check_capacity(context: StoreContext, capacity_bytes: int | None) -> None:
@@ -338,29 +336,3 @@ def _misfit(size: int, expected: int) -> str:
         return "it is no regular file"
     how = "short" if size < expected else "long"
     return f"it is {how}: {size} bytes instead of {expected}"
-
-
-def _move(temp: str, path: str) -> None:
-    try:
-        os.replace(temp, path)
-    except FileNotFoundError:
-        folders.make_folder(os.path.dirname(path))
-        os.replace(temp, path)
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_atomically(temp: str, path: str, data: bytes) -> None:
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as f:
-        os.fchmod(fd, 0o600)
-        f.write(data)
-        f.flush()
-        os.fsync(fd)
-    os.replace(temp, path)

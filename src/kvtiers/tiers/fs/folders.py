@@ -4,6 +4,7 @@ Raises ConfigError about ``root_dir``; OSError is left to the caller to word.
 """
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -13,31 +14,64 @@ from kvtiers.tiers.fs import names
 from kvtiers.tiers.options import bad_option
 
 FOLDER_MODE = 0o700
+FILE_MODE = 0o600
 
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
+"""A file system without this call, or a folder above the root that may be passed but not read."""
 _HARMLESS = re.compile(r"\..*|lost\+found|.*_[0-9a-f]{12}(_r[0-9]+)?")
 """May lie beside ours: hidden things and the folders of vLLM's own fs tier."""
 
 
-def make_folder(path: str) -> None:
-    """Make ``path`` and what lacks above it, mode 0700 whatever the umask."""
+def make_folder(path: str, *, durable: bool = False) -> None:
+    """Make ``path`` and what lacks above it, mode 0700 whatever the umask.
+
+    ``durable``: the entries of new folders are on the device when this returns.
+    """
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)
     if parent != path:
-        make_folder(parent)
+        make_folder(parent, durable=durable)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, FOLDER_MODE)
         os.chmod(path, FOLDER_MODE)
+        if durable:
+            sync_folder(parent)
         return
     if not os.path.isdir(path):
         raise NotADirectoryError(path)
+
+
+def sync_folder(path: str) -> None:
+    """Wait until the entries of ``path`` are on the device, where the file system can tell."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as e:
+        if e.errno not in _CANNOT_SYNC:
+            raise
+
+
+def write_durably(temp: str, path: str, data: bytes) -> None:
+    """Make ``path``, mode 0600, from ``data`` by way of ``temp``; on the device on return."""
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    with open(fd, "wb") as f:
+        os.fchmod(fd, FILE_MODE)
+        f.write(data)
+        f.flush()
+        os.fsync(fd)
+    os.replace(temp, path)
+    sync_folder(os.path.dirname(path))
 
 
 def open_root(root_dir: str) -> str:
     """The absolute path of the root, made if absent."""
     root = os.path.abspath(os.path.expanduser(root_dir))
     try:
-        make_folder(root)
+        make_folder(root, durable=True)
         entries = os.listdir(root)
     except NotADirectoryError as e:
         raise bad_option("root_dir", f"is {root}, where a file is in the way: name a folder") from e
@@ -62,8 +96,12 @@ def unusable(root: str, error: OSError) -> Exception:
     )
 
 
-def open_manifest(folder: str, namespace: Namespace, write: Callable[[str, bytes], None]) -> None:
-    """Compare the manifest in ``folder`` with ours; ``write(path, bytes)`` it if it is new."""
+def open_manifest(folder: str, namespace: Namespace, temp: Callable[[], str]) -> None:
+    """Compare the manifest in ``folder`` with ours; write it if it is new.
+
+    It is on the device on return, so that no chunk outlives it in a power cut. ``temp`` names a
+    new file on the same file system.
+    """
     path = os.path.join(folder, names.MANIFEST)
     expected = namespace.manifest().encode()
     try:
@@ -77,7 +115,7 @@ def open_manifest(folder: str, namespace: Namespace, write: Callable[[str, bytes
                 f"holds {folder}, which has files but no {names.MANIFEST} that says what they "
                 "are: move that folder away",
             ) from None
-        write(path, expected)
+        write_durably(temp(), path, expected)
         return
     if found != expected:
         raise bad_option(
@@ -85,3 +123,4 @@ def open_manifest(folder: str, namespace: Namespace, write: Callable[[str, bytes
             f"holds {path}, which disagrees with the model and configuration of this engine: "
             f"move the folder {folder} away",
         )
+    sync_folder(folder)  # it may be another engine's, written just now

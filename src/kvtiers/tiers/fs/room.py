@@ -12,6 +12,8 @@ from kvtiers.tiers.fs.quota import Ledger
 
 _log = logging.getLogger("kvtiers")
 
+_NOTHING_LEAVES = contextlib.nullcontext()
+
 
 class Room:
     """Room for files under ``root``, made by deleting the least recently used.
@@ -34,9 +36,12 @@ class Room:
         self._making_room = threading.Lock()
         """Held while files leave, so that what one writer freed is not taken by another."""
 
-    @contextlib.contextmanager
-    def using(self, name: str) -> Iterator[None]:
+    def using(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Within, ``name`` is not evicted."""
+        return self._using(name) if self._bounded else _NOTHING_LEAVES
+
+    @contextlib.contextmanager
+    def _using(self, name: str) -> Iterator[None]:
         with self._state:
             self._ledger.begin(name)
         try:
@@ -96,8 +101,9 @@ class Room:
 
     def release(self, token: str) -> None:
         """What was reserved is not used, unless it was filled."""
-        with self._state:
-            self._ledger.break_promise(token)
+        if self._bounded:
+            with self._state:
+                self._ledger.break_promise(token)
 
     def touch(self, touched: Iterable[str]) -> None:
         """These were used, in this order."""

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 
 from kvtiers.tiers.fs import names
-from kvtiers.tiers.fs.folders import FOLDER_MODE, make_folder
+from kvtiers.tiers.fs.folders import FILE_MODE, FOLDER_MODE, make_folder
 
 _LOCK = "lock"
 
@@ -34,7 +34,7 @@ class Scratch:
 
     def path(self) -> str:
         """A name for a new file; never the same twice."""
-        return os.path.join(self.folder, str(next(self._numbers)))
+        return f"{self.folder}/{next(self._numbers)}"
 
     def close(self) -> None:
         """Remove the folder."""
@@ -60,8 +60,8 @@ def _lock_new(folder: str) -> int | None:
 
 
 def _open_lock(folder: str) -> int:
-    fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.fchmod(fd, 0o600)
+    fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    os.fchmod(fd, FILE_MODE)
     return fd
 
 
