@@ -24,7 +24,7 @@ def disk(root: Path, **options: Any) -> dict[str, Any]:
 
 
 def scheduler_of(engine: Any) -> Any:
-    """vLLM's scheduler of an in-process engine."""
+    """The scheduler of an in-process engine."""
     return engine.llm.llm_engine.engine_core.engine_core.scheduler
 
 

@@ -132,7 +132,7 @@ def test_a_disk_that_fails_every_write_costs_nothing_but_hits(
         e.steps(lambda: e.metrics().get("vllm:kv_offload_tiering_cascade_job_failures", 0) > 0)
         assert files_of(tmp_path) == []
         e.forget_device()
-        (host,) = e.ask(asked)
+        e.ask(asked)
         assert e.cached == [CACHED]
         monkeypatch.setattr(os, "pwritev", write)
         e.forget_device(connector=True)
@@ -194,7 +194,7 @@ def test_a_tier_that_breaks_every_promise_costs_a_bounded_delay(
     tier = {"type": "Broken", "module_path": "broken_tier", "mode": mode}
     config = offload(secondary_tiers=[tier], promote_deadline_s=0.5)
     with engine(kv_transfer_config=config) as e:
-        (cold,) = e.ask(prompt(TOKENS))
+        e.ask(prompt(TOKENS))
         assert e.cached == [0]
         assert not manager_of(e).inert
         if mode != "silent":
@@ -221,7 +221,7 @@ def test_a_bug_of_ours_switches_us_off_and_the_engine_goes_on(engine, prompt, mo
 
 def test_a_host_tier_of_one_chunk(engine, prompt):
     with engine(kv_transfer_config=offload(512 * 1024)) as e:
-        (cold,) = e.ask(prompt(TOKENS))
+        e.ask(prompt(TOKENS))
         settle(e)
         assert manager_of(e).core.use.resident == 1
         e.forget_device()

@@ -4,8 +4,6 @@ The oracle of a cached answer is a device-cache hit of the same length: a cold p
 other shapes, and in bf16 that shows.
 """
 
-from pathlib import Path
-
 import pytest
 from offloading import disk, files_of, manager_of, offload, scheduler_of, settle, shared_memory
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from core_harness import ScriptedTier, World, key, keys
 
@@ -84,7 +86,7 @@ def test_a_chunk_that_fails_is_offered_again_ever_more_rarely_while_it_is_reside
         for job in list(tier.jobs):
             offered_at.append(world.now)
             tier.finish(job, fail=job.keys, kind=Kind.FULL)
-    gaps = [b - a for a, b in zip(offered_at, offered_at[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(offered_at)]
     assert len(offered_at) >= 5
     assert gaps[0] < gaps[1] < gaps[2]
     assert gaps[-1] >= 60.0

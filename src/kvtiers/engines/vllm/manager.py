@@ -120,9 +120,10 @@ class VllmManager(OffloadingManager):
                 self._begin_step()
             request = req_context.get_state(Request) or self._adopt(req_context)
             self._lookups += 1
+            ours: Key = key  # type: ignore[assignment]  # a call to rename it would cost a fifth
             if self._lookups % _SAMPLE_EVERY:
-                return _verdict(self.core.lookup(Key(key), request))
-            return self._timed_lookup(Key(key), request)
+                return _verdict(self.core.lookup(ours, request))
+            return self._timed_lookup(ours, request)
         except Exception:
             self._become_inert("lookup")
             return _MISS
@@ -138,7 +139,7 @@ class VllmManager(OffloadingManager):
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         """Slots to copy from; -1 makes the worker fail the job, which is then recomputed."""
-        names = [Key(k) for k in keys]
+        names = _ours(keys)
         slots = self._load(names, req_context) or [-1] * len(names)
         return CPULoadStoreSpec(slots)
 
@@ -156,7 +157,7 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """These chunks were used."""
-        self.core.touch([Key(k) for k in keys])
+        self.core.touch(_ours(keys))
 
     # -- down ----------------------------------------------------------------------------------
 
@@ -167,7 +168,7 @@ class VllmManager(OffloadingManager):
         """Slots for the chunks that are to be copied, in the order in which they were offered."""
         if not self._polled:
             self._begin_step()
-        offered = [Key(k) for k in keys]
+        offered = _ours(keys)
         if not offered:
             return PrepareStoreOutput([], CPULoadStoreSpec([]), [])
         one_group = key_group(offered[0]) == key_group(offered[-1])
@@ -175,29 +176,32 @@ class VllmManager(OffloadingManager):
         plan = self.core.store(ordered, self._request(req_context))
         if plan.declined:
             self._declined.setdefault(req_context.req_id, []).extend(plan.declined)
-        slot_of = dict(zip(plan.keys, plan.slots, strict=True))
-        taken = [k for k in offered if k in slot_of]
-        return PrepareStoreOutput(
-            keys_to_store=[OffloadKey(k) for k in taken],
-            store_spec=CPULoadStoreSpec([slot_of[k] for k in taken]),
-            evicted_keys=[OffloadKey(k) for k in plan.evicted],
-        )
+        taken, slots = plan.keys, plan.slots
+        if not one_group:
+            slot_of = dict(zip(taken, slots, strict=True))
+            taken = [k for k in offered if k in slot_of]
+            slots = [slot_of[k] for k in taken]
+        return PrepareStoreOutput(_theirs(taken), CPULoadStoreSpec(slots), _theirs(plan.evicted))
 
     @_fenced(lambda: None)
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
         """The copies ended, well unless ``note_failed_store`` was called for these chunks."""
-        names = _prefix_order([Key(k) for k in keys], req_context)
-        failed = [k for k in names if not success or k in self._failed_stores]
-        self._failed_stores.difference_update(names)
+        names = _ours(keys)
+        if isinstance(keys, set | frozenset):
+            names = _prefix_order(names, req_context)
+        failed: Collection[Key] = () if success else names
+        if self._failed_stores:
+            failed = [k for k in names if not success or k in self._failed_stores]
+            self._failed_stores.difference_update(names)
         self.core.complete_store(names, failed)
 
     # -- what vLLM's interface cannot say, for our own connector ----------------------------------
 
     def note_failed_store(self, keys: Iterable[OffloadKey]) -> None:
         """The copies of these chunks failed on some worker; ``complete_store`` follows."""
-        self._failed_stores.update(Key(k) for k in keys)
+        self._failed_stores.update(cast(Iterable[Key], keys))
 
     def note_failed_load(self, req_id: str) -> None:
         """The request's load failed on some worker; ``complete_load`` follows."""
@@ -330,6 +334,15 @@ def _tier_filter(given: VllmTierFilter) -> TierFilter:
             for m in given.matchers
         )
     )
+
+
+def _ours(keys: Collection[OffloadKey]) -> list[Key]:
+    """Keys are the same bytes on both sides; to rename them one by one would cost time."""
+    return cast(list[Key], list(keys))
+
+
+def _theirs(keys: list[Key]) -> list[OffloadKey]:
+    return cast(list[OffloadKey], keys)
 
 
 def _prefix_order(keys: list[Key], req_context: ReqContext) -> list[Key]:
