@@ -111,7 +111,7 @@ class Cascades:
         backlog = self._backlogs[flight.tier]
         backlog.pinned -= len(flight.slots)
         if outcome.memory_in_use:
-            self._ledger.linger(outcome.job_id, flight.slots)
+            self._ledger.linger(outcome.job_id, flight.tier, flight.slots)
         else:
             self._index.release(list(flight.slots))
         reported = set(outcome.done)

@@ -70,8 +70,8 @@ class Ledger:
     def __init__(self, index: HostIndex) -> None:
         self.index = index
         self.flights: dict[int, Flight] = {}
-        self.lingering: dict[int, tuple[int, ...]] = {}
-        """Slots of closed jobs whose memory is still in use, by job id."""
+        self.lingering: dict[int, tuple[AttachedTier, tuple[int, ...]]] = {}
+        """Closed jobs whose memory is still in use: by whom, and which slots."""
         self.storing: dict[Key, int] = {}
         """Slots the device is filling."""
         self.requests: dict[str, Request] = {}
@@ -98,13 +98,16 @@ class Ledger:
         """Jobs that were started before then and are not closed."""
         return [(i, f) for i, f in self.flights.items() if f.started < before]
 
-    def linger(self, job_id: int, slots: Sequence[int]) -> None:
-        """The job is over, but its tier may still touch ``slots``."""
-        self.lingering[job_id] = tuple(slots)
+    def linger(self, job_id: int, tier: AttachedTier, slots: Sequence[int]) -> None:
+        """The job is over, but ``tier`` may still touch ``slots``."""
+        self.lingering[job_id] = (tier, tuple(slots))
 
-    def linger_over(self, job_id: int) -> None:
-        """The tier let go of a lingering job's slots."""
-        self.index.release(self.lingering.pop(job_id, ()))
+    def linger_over(self, job_id: int, tier: AttachedTier) -> None:
+        """``tier`` let go of a lingering job's slots; of no other's, whatever it says."""
+        user, slots = self.lingering.get(job_id, (None, ()))
+        if user is tier:
+            del self.lingering[job_id]
+            self.index.release(slots)
 
     def hold_for(self, request: Request, keys: Iterable[Key]) -> None:
         """Keep ready chunks in place for a request that still waits for others."""

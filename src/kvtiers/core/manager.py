@@ -254,9 +254,10 @@ class TieringManager:
             if request.finished:
                 del self._ledger.requests[request.context.request_id]
         self._cascades.forget()
-        gone = self._index.clear()
-        if gone:
-            self._emit(ChunksRemoved(PRIMARY, tuple(gone), Reason.RESET))
+        resident = tuple(self._ready)  # what is filling was never said to be stored
+        self._index.clear()
+        if resident:
+            self._emit(ChunksRemoved(PRIMARY, resident, Reason.RESET))
         return tuple(device)
 
     def release_device(self, slots: Sequence[int]) -> None:
@@ -317,12 +318,12 @@ class TieringManager:
     def _ended(self, tier: AttachedTier, ended: JobOutcome | JobReleased) -> None:
         self.room_epoch += 1
         if isinstance(ended, JobReleased):
-            self._ledger.linger_over(ended.job_id)
+            self._ledger.linger_over(ended.job_id, tier)
             return
         flight = self._ledger.close(ended.job_id, tier)
         if flight is None:
             if not ended.memory_in_use:
-                self._ledger.linger_over(ended.job_id)
+                self._ledger.linger_over(ended.job_id, tier)
             return
         if flight.hop is Hop.CASCADE:
             self._cascades.finish(flight, ended, self._now)

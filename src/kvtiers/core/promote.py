@@ -97,7 +97,7 @@ class Promotions:
         stored = self._index.settle(done, [slot_of[k] for k in done])
         if outcome.memory_in_use:
             self._index.drop([k for k in failed if self._index.filling.get(k) == slot_of[k]])
-            self._ledger.linger(outcome.job_id, [slot_of[k] for k in failed])
+            self._ledger.linger(outcome.job_id, flight.tier, [slot_of[k] for k in failed])
         else:
             self._index.settle(failed, [slot_of[k] for k in failed], failed)
         if stored:
