@@ -5,11 +5,12 @@ a while. The engine never learns of it other than by misses.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from kvtiers.chunks import Key, Lookup, OffloadPolicy, RequestContext
-from kvtiers.events import Event
+from kvtiers.errors import KVTiersError
+from kvtiers.events import ChunksDeclined, ChunksRemoved, ChunksStored, Event
 from kvtiers.tiers.base import (
     EmitsEvents,
     FollowsRequests,
@@ -26,7 +27,10 @@ logger = logging.getLogger("kvtiers")
 T = TypeVar("T")
 
 FAULTS_TO_FENCE = 3
-FENCE_STEPS = 1000
+FENCE_S = 30.0
+
+_EVENTS = (ChunksStored, ChunksRemoved, ChunksDeclined)
+"""What a tier may report of itself."""
 
 
 class AttachedTier:
@@ -42,21 +46,22 @@ class AttachedTier:
         self._steps = tier if isinstance(tier, FollowsSteps) else None
         self._pending = tier if isinstance(tier, HasPendingWork) else None
         self._events = tier if isinstance(tier, EmitsEvents) else None
+        self.now = 0.0
+        """Monotonic seconds of the present step."""
         self._faults: dict[str, int] = {}
         """Faults in a row, by method."""
-        self._fenced_steps = 0
+        self._fenced_until = 0.0
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
         """The tier's verdicts, all MISS if it has none to give."""
-        if self._fenced_steps:
-            return [Lookup.MISS] * len(keys)
-        nothing: list[Lookup] = []
-        found = self._guard("lookup", lambda: self.tier.lookup(keys, request), nothing)
-        if len(found) != len(keys):
-            if found:
-                self._fault("lookup", f"answered {len(found)} of {len(keys)} keys")
-            return [Lookup.MISS] * len(keys)
-        return found
+        nothing = [Lookup.MISS] * len(keys)
+        if self._fenced:
+            return nothing
+
+        def sound(found: object) -> bool:
+            return isinstance(found, list) and len(found) == len(keys) and _all(found, Lookup)
+
+        return self._guard("lookup", lambda: self.tier.lookup(keys, request), nothing, sound)
 
     def submit_store(self, job: Job) -> bool:
         """Whether the tier took a cascade."""
@@ -69,11 +74,14 @@ class AttachedTier:
     def finished(self) -> list[JobOutcome | JobReleased]:
         """What ended since the last call."""
         nothing: list[JobOutcome | JobReleased] = []
-        return list(self._guard("get_finished_jobs", self.tier.get_finished_jobs, nothing))
+        return self._guard(
+            "get_finished_jobs", self.tier.get_finished_jobs, nothing, _are_sound_ends
+        )
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Pass on that these chunks were used."""
-        self._guard("touch", lambda: self.tier.touch(keys), None)
+        if not self._fenced:
+            self._guard("touch", lambda: self.tier.touch(keys), None)
 
     def on_new_request(self, request: RequestContext) -> OffloadPolicy:
         """The policy this tier wants for the request."""
@@ -92,14 +100,12 @@ class AttachedTier:
 
     def end_step(self) -> None:
         """The scheduler step is over."""
-        if self._fenced_steps:
-            self._fenced_steps -= 1
-        if self._steps is not None:
+        if self._steps is not None and not self._fenced:
             self._guard("on_schedule_end", self._steps.on_schedule_end, None)
 
     def has_pending_work(self) -> bool:
         """Whether the tier needs more steps."""
-        if self._pending is None or self._fenced_steps:
+        if self._pending is None or self._fenced:
             return False
         return bool(self._guard("has_pending_work", self._pending.has_pending_work, False))
 
@@ -108,7 +114,7 @@ class AttachedTier:
         if self._events is None:
             return []
         nothing: list[Event] = []
-        return list(self._guard("take_events", self._events.take_events, nothing))
+        return self._guard("take_events", self._events.take_events, nothing, _are_sound_events)
 
     def drain_jobs(self, deadline_s: float) -> bool:
         """Whether the tier came to rest in time."""
@@ -118,14 +124,26 @@ class AttachedTier:
         """Stop the tier."""
         self._guard("shutdown", lambda: self.tier.shutdown(deadline_s), None)
 
+    @property
+    def _fenced(self) -> bool:
+        return self.now < self._fenced_until
+
     def _submit(self, name: str, submit: Callable[[Job], bool], job: Job) -> bool:
-        if self._fenced_steps:
+        if self._fenced:
             return False
         return bool(self._guard(name, lambda: submit(job), False))
 
-    def _guard(self, name: str, call: Callable[[], T], otherwise: T) -> T:
+    def _guard(
+        self,
+        name: str,
+        call: Callable[[], T],
+        otherwise: T,
+        sound: Callable[[object], bool] | None = None,
+    ) -> T:
         try:
             result = call()
+            if sound is not None and not sound(result):
+                raise TypeError(f"it answered {_shown(result)}")
         except Exception as e:  # the fence: a plug-in's fault must not reach the engine
             self._fault(name, f"{type(e).__name__}: {e}")
             return otherwise
@@ -134,12 +152,34 @@ class AttachedTier:
         return result
 
     def _fault(self, name: str, what: str) -> None:
-        self._faults[name] = self._faults.get(name, 0) + 1
-        logger.error("tier %s broke its contract in %s (%s)", self.label, name, what)
-        if self._faults[name] >= FAULTS_TO_FENCE and not self._fenced_steps:
-            self._fenced_steps = FENCE_STEPS
-            logger.error("tier %s is left alone for %d steps", self.label, FENCE_STEPS)
+        count = self._faults[name] = self._faults.get(name, 0) + 1
+        if count == 1:
+            logger.error("tier %s broke its contract in %s (%s)", self.label, name, what)
+        if count >= FAULTS_TO_FENCE and not self._fenced:
+            self._fenced_until = self.now + FENCE_S
+            logger.error("tier %s is left alone for %g s", self.label, FENCE_S)
 
     def __repr__(self) -> str:
-        fenced = f", fenced for {self._fenced_steps} steps" if self._fenced_steps else ""
+        fenced = ", fenced" if self._fenced else ""
         return f"<AttachedTier {self.label} {self.tier!r}{fenced}>"
+
+
+def _all(values: Iterable[object], kinds: type | tuple[type, ...]) -> bool:
+    return all(isinstance(v, kinds) for v in values)
+
+
+def _are_sound_ends(ended: object) -> bool:
+    return isinstance(ended, list) and all(
+        isinstance(e, JobReleased)
+        or (isinstance(e, JobOutcome) and _all(e.failed.values(), KVTiersError))
+        for e in ended
+    )
+
+
+def _are_sound_events(events: object) -> bool:
+    return isinstance(events, list) and _all(events, _EVENTS)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -109,11 +109,11 @@ class Cascades:
     def finish(self, flight: Flight, outcome: JobOutcome, now: float) -> None:
         """A cascade job ended."""
         backlog = self._backlogs[flight.tier]
-        backlog.pinned -= len(flight.slots)
         if outcome.memory_in_use:
-            self._ledger.linger(outcome.job_id, flight.tier, flight.slots)
+            self._ledger.linger(outcome.job_id, flight, flight.slots)
         else:
             self._index.release(list(flight.slots))
+            self.let_go(flight)
         reported = set(outcome.done)
         failed = [k for k in flight.keys if k not in reported]
         for key in outcome.done:
@@ -136,11 +136,22 @@ class Cascades:
             )
         )
 
+    def let_go(self, flight: Flight) -> None:
+        """The tier no longer touches the slots of a job."""
+        self._backlogs[flight.tier].pinned -= len(flight.slots)
+
     def forget(self) -> None:
         """Host memory was reset: nothing is left to send."""
         for backlog in self._backlogs.values():
             backlog.keys.clear()
             backlog.attempts.clear()
+            backlog.parked.clear()
+
+    def end_pauses(self) -> None:
+        """Offer everything once more now: there may be no later."""
+        for backlog in self._backlogs.values():
+            backlog.paused_until = 0.0
+            backlog.keys.update(dict.fromkeys(backlog.parked))
             backlog.parked.clear()
 
     @property
@@ -200,7 +211,9 @@ class Cascades:
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""
-        flights = [f for f in self._ledger.flights.values() if f.hop is Hop.CASCADE]
+        lingering = [flight for flight, _ in self._ledger.lingering.values()]
+        pinning = [*self._ledger.flights.values(), *lingering]
+        flights = [f for f in pinning if f.hop is Hop.CASCADE]
         for tier, backlog in self._backlogs.items():
             pinned = sum(len(f.slots) for f in flights if f.tier is tier)
             assert backlog.pinned == pinned, f"pinned slots of {tier.label} do not add up"

@@ -4,7 +4,8 @@ Every job is closed exactly once. A slot that something may still touch is never
 the index keeps it held, or orphaned, until the ledger is told that the toucher is gone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvtiers.chunks import Key, RequestContext
@@ -18,7 +19,8 @@ class Asked:
     """Where the search for one chunk stands: the tier whose turn it is, and since when."""
 
     turn: int
-    since: float
+    since: float | None
+    """None: it has not said anything yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +30,8 @@ class Request:
     context: RequestContext
     wants_all: tuple[AttachedTier, ...] = ()
     """Tiers with request-level policy: they are offered this request's resident chunks too."""
+    offered: set[Key] = field(default_factory=set)
+    """Chunks of this request's prefix: none of them makes room for another."""
     hits: set[Key] = field(default_factory=set)
     """Chunks that lookups found ready in host memory since the last load."""
     below: set[Key] = field(default_factory=set)
@@ -42,6 +46,7 @@ class Request:
     waiting_since: float | None = None
     """When this request first had to wait for a promotion; None if it does not wait."""
     no_room_since: float | None = None
+    no_room_told: bool = False
     loading: tuple[tuple[Key, ...], tuple[int, ...]] | None = None
     counted: set[tuple[int, Key]] = field(default_factory=set)
     """Lookups that are in the counts already, by tier position and chunk."""
@@ -50,6 +55,14 @@ class Request:
     load_failed: bool = False
     """A load failed: serve this request no more, so that it is computed and cannot loop."""
     finished: bool = False
+
+    def forget_lookups(self) -> None:
+        """The engine stopped asking: what it asked and was told is over."""
+        self.hits.clear()
+        self.below.clear()
+        self.asked.clear()
+        self.counted.clear()
+        self.gave_up = self.no_room_told = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +83,14 @@ class Ledger:
     def __init__(self, index: HostIndex) -> None:
         self.index = index
         self.flights: dict[int, Flight] = {}
-        self.lingering: dict[int, tuple[AttachedTier, tuple[int, ...]]] = {}
-        """Closed jobs whose memory is still in use: by whom, and which slots."""
+        self.lingering: dict[int, tuple[Flight, tuple[int, ...]]] = {}
+        """Closed jobs whose tier may still touch some of their slots."""
+        self.device_orphans: list[int] = []
+        """Slots in flight between host and device at a reset, once for each that touches them."""
         self.storing: dict[Key, int] = {}
         """Slots the device is filling."""
+        self.gathered: Callable[[], Iterable[int]] = tuple
+        """Slots of promotions that wait for the end of the step."""
         self.requests: dict[str, Request] = {}
         self.waiting: dict[str, Request] = {}
         """Requests that hold slots or wait for promotions: those with a deadline."""
@@ -98,16 +115,18 @@ class Ledger:
         """Jobs that were started before then and are not closed."""
         return [(i, f) for i, f in self.flights.items() if f.started < before]
 
-    def linger(self, job_id: int, tier: AttachedTier, slots: Sequence[int]) -> None:
-        """The job is over, but ``tier`` may still touch ``slots``."""
-        self.lingering[job_id] = (tier, tuple(slots))
+    def linger(self, job_id: int, flight: Flight, slots: Sequence[int]) -> None:
+        """The job is over, but its tier may still touch ``slots``."""
+        self.lingering[job_id] = (flight, tuple(slots))
 
-    def linger_over(self, job_id: int, tier: AttachedTier) -> None:
+    def linger_over(self, job_id: int, tier: AttachedTier) -> Flight | None:
         """``tier`` let go of a lingering job's slots; of no other's, whatever it says."""
-        user, slots = self.lingering.get(job_id, (None, ()))
-        if user is tier:
-            del self.lingering[job_id]
-            self.index.release(slots)
+        flight, slots = self.lingering.get(job_id, (None, ()))
+        if flight is None or flight.tier is not tier:
+            return None
+        del self.lingering[job_id]
+        self.index.release(slots)
+        return flight
 
     def hold_for(self, request: Request, keys: Iterable[Key]) -> None:
         """Keep ready chunks in place for a request that still waits for others."""
@@ -128,14 +147,25 @@ class Ledger:
         """Raise AssertionError naming the broken invariant."""
         for key, slot in self.storing.items():
             assert self.index.filling.get(key) == slot, f"storing {key.hex()} is not filling"
-        holds: dict[int, int] = {}
-        for request in self.requests.values():
-            for slot in (*request.held.values(), *(request.loading or ((), ()))[1]):
-                holds[slot] = holds.get(slot, 0) + 1
-        assert len(holds) <= self.index.held, "a request holds a free slot"
         for name in self.waiting:
             assert name in self.requests, f"{name} waits but is not live"
+        expected = Counter(self._touched_slots())
+        actual = self.index.hold_counts()
+        assert expected == actual, f"slots are held by {actual}, on the books are {expected}"
         self.index.check()
+
+    def _touched_slots(self) -> Iterator[int]:
+        for flight in self.flights.values():
+            yield from flight.slots
+        for _, slots in self.lingering.values():
+            yield from slots
+        yield from self.storing.values()
+        yield from self.device_orphans
+        yield from self.gathered()
+        for request in self.requests.values():
+            yield from request.held.values()
+            if request.loading is not None:
+                yield from request.loading[1]
 
     def __repr__(self) -> str:
         return (

@@ -164,6 +164,7 @@ class TieringManager:
     def complete_load(self, request: Request, ok: bool = True) -> None:
         """The copy to the accelerator ended. If it failed its chunks are misses from now on."""
         self._loads.complete(request, ok)
+        request.origin.clear()
         self.room_epoch += 1
         if request.finished:
             self._ledger.requests.pop(request.context.request_id, None)
@@ -176,7 +177,8 @@ class TieringManager:
 
     def store(self, keys: Sequence[Key], request: Request) -> StorePlan:
         """Reserve slots for offered chunks, in prefix order; what is resident counts as used."""
-        plan = self._stores.plan(keys)
+        request.offered.update(keys)
+        plan = self._stores.plan(keys, request.offered)
         if plan.resident:
             self._touched.extend(plan.resident)
             if request.wants_all:
@@ -201,6 +203,7 @@ class TieringManager:
         """Take in what the tiers finished."""
         self._now = now
         for tier in self.tiers:
+            tier.now = now
             for ended in tier.finished():
                 self._ended(tier, ended)
 
@@ -218,10 +221,9 @@ class TieringManager:
             tier.end_step()
             for event in tier.take_events():
                 self._emit(event)
-            counts = self._promotions.counts[tier]
-            if counts[0]:
-                self._emit(LookedUp(tier.label, counts[0], counts[1]))
-                counts[0] = counts[1] = 0
+            queries, hits = self._promotions.take_counts(tier)
+            if queries:
+                self._emit(LookedUp(tier.label, queries, hits))
 
     def has_pending_work(self) -> bool:
         """Whether steps are needed although the engine has nothing to schedule."""
@@ -248,9 +250,9 @@ class TieringManager:
             if request.loading is not None:
                 device.extend(request.loading[1])
                 request.loading = None
-            request.hits.clear()
+            request.forget_lookups()
+            request.offered.clear()
             request.origin.clear()
-            request.asked.clear()
             if request.finished:
                 del self._ledger.requests[request.context.request_id]
         self._cascades.forget()
@@ -258,32 +260,44 @@ class TieringManager:
         self._index.clear()
         if resident:
             self._emit(ChunksRemoved(PRIMARY, resident, Reason.RESET))
+        self._touched.clear()
+        self._ledger.device_orphans.extend(device)
+        self.room_epoch += 1
         return tuple(device)
 
     def release_device(self, slots: Sequence[int]) -> None:
         """The device no longer touches these slots, which were in flight at a reset."""
+        for slot in slots:
+            self._ledger.device_orphans.remove(slot)
         self._index.release(list(slots))
         self.room_epoch += 1
 
     def drain(self, deadline_s: float, clock: Callable[[], float]) -> bool:
         """Send and await what is in flight or in a backlog; whether all ended in time."""
         until = clock() + deadline_s
+        self._cascades.end_pauses()
         while True:
             self.end_step(clock())
             left = until - clock()
             if not self._ledger.flights and not self._cascades.ready(self._now):
-                return True
+                return self._cascades.waiting == 0
             if left <= 0:
                 return False
             for tier in self.tiers:
                 tier.drain_jobs(min(left, 1.0))
 
     def shutdown(self, deadline_s: float, clock: Callable[[], float]) -> None:
-        """Cascade what still can be, then stop the tiers; at most about ``deadline_s``."""
+        """Cascade what still can be, then stop the tiers; at most about ``deadline_s``.
+
+        With a deadline of 0 nothing more is sent.
+        """
         until = clock() + deadline_s
-        self.drain(deadline_s / 2, clock)
-        for tier in self.tiers:
-            tier.shutdown(max(0.1, until - clock()))
+        try:
+            if deadline_s > 0:
+                self.drain(deadline_s / 2, clock)
+        finally:
+            for tier in self.tiers:
+                tier.shutdown(max(0.1, until - clock()))
 
     @property
     def use(self) -> HostUse:
@@ -318,12 +332,12 @@ class TieringManager:
     def _ended(self, tier: AttachedTier, ended: JobOutcome | JobReleased) -> None:
         self.room_epoch += 1
         if isinstance(ended, JobReleased):
-            self._ledger.linger_over(ended.job_id, tier)
+            self._let_go(ended.job_id, tier)
             return
         flight = self._ledger.close(ended.job_id, tier)
         if flight is None:
             if not ended.memory_in_use:
-                self._ledger.linger_over(ended.job_id, tier)
+                self._let_go(ended.job_id, tier)
             return
         if flight.hop is Hop.CASCADE:
             self._cascades.finish(flight, ended, self._now)
@@ -331,6 +345,11 @@ class TieringManager:
         stored = self._promotions.finish(flight, ended)
         if stored:
             self._cascades.offer(stored, source=tier)
+
+    def _let_go(self, job_id: int, tier: AttachedTier) -> None:
+        flight = self._ledger.linger_over(job_id, tier)
+        if flight is not None and flight.hop is Hop.CASCADE:
+            self._cascades.let_go(flight)
 
     def _fail_overdue(self, now: float) -> None:
         for job_id, flight in self._ledger.overdue(now - self._job_deadline_s):
@@ -352,8 +371,4 @@ class TieringManager:
         found = len(request.hits - request.below)
         self._emit(LookedUp(PRIMARY, found + len(request.below), found))
         self._touched.extend(request.hits)
-        request.hits.clear()
-        request.below.clear()
-        request.asked.clear()
-        request.counted.clear()
-        request.gave_up = False
+        request.forget_lookups()

@@ -5,7 +5,7 @@ are fetched; a RETRY holds the turn until the lookup deadline, then the next tie
 request asks for in a step becomes one job per tier, sent when the step ends.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtiers.chunks import Key, Lookup
@@ -58,8 +58,9 @@ class Promotions:
         self._departed = departed
         self._options = options
         self._gathered: dict[AttachedTier, dict[str, tuple[Request, list[Key], list[int]]]] = {}
-        self.counts: dict[AttachedTier, list[int]] = {t: [0, 0] for t in tiers}
+        self._counts: dict[AttachedTier, list[int]] = {t: [0, 0] for t in tiers}
         """Lookups resolved since the counts were last taken: queries and hits, by tier."""
+        ledger.gathered = self._gathered_slots
 
     def seek(self, key: Key, request: Request, now: float) -> Lookup:
         """The verdict on a chunk that is not ready in host memory."""
@@ -97,7 +98,7 @@ class Promotions:
         stored = self._index.settle(done, [slot_of[k] for k in done])
         if outcome.memory_in_use:
             self._index.drop([k for k in failed if self._index.filling.get(k) == slot_of[k]])
-            self._ledger.linger(outcome.job_id, flight.tier, [slot_of[k] for k in failed])
+            self._ledger.linger(outcome.job_id, flight, [slot_of[k] for k in failed])
         else:
             self._index.settle(failed, [slot_of[k] for k in failed], failed)
         if stored:
@@ -118,7 +119,8 @@ class Promotions:
         for request in late:
             self._ledger.let_go(request)
             request.gave_up = True
-            self._emit(ChunksDeclined(Hop.PROMOTE, PRIMARY, request.promoting, Reason.TIMEOUT))
+            count = max(1, request.promoting)
+            self._emit(ChunksDeclined(Hop.PROMOTE, PRIMARY, count, Reason.TIMEOUT))
 
     def forget_gathered(self) -> None:
         """Host memory is about to be reset: nothing that was gathered will be sent."""
@@ -128,10 +130,21 @@ class Promotions:
                 self._index.settle(keys, slots, keys)
         self._gathered.clear()
 
+    def take_counts(self, tier: AttachedTier) -> tuple[int, int]:
+        """Lookups that ``tier`` resolved since the last call: queries, and hits among them."""
+        queries, hits = self._counts[tier]
+        self._counts[tier] = [0, 0]
+        return queries, hits
+
     @property
     def pending(self) -> bool:
         """Whether anything waits for the end of the step."""
         return bool(self._gathered)
+
+    def _gathered_slots(self) -> Iterator[int]:
+        for by_request in self._gathered.values():
+            for _, _, slots in by_request.values():
+                yield from slots
 
     def _turns(self, key: Key, request: Request) -> list[AttachedTier]:
         asked = request.asked.get(key)
@@ -142,12 +155,12 @@ class Promotions:
     def _may_go_on_asking(self, tier: AttachedTier, key: Key, request: Request, now: float) -> bool:
         turn = tier.position - 1
         asked = request.asked.get(key)
-        if asked is None or asked.turn != turn:
+        if asked is None or asked.turn != turn or asked.since is None:
             request.asked[key] = Asked(turn, now)
             return True
         if now - asked.since < self._options.lookup_deadline_s:
             return True
-        request.asked[key] = Asked(turn + 1, now)
+        request.asked[key] = Asked(turn + 1, None)
         return False
 
     def _resolved(
@@ -157,11 +170,12 @@ class Promotions:
         if mark in request.counted:
             return
         request.counted.add(mark)
-        counts = self.counts[tier]
+        counts = self._counts[tier]
         counts[0] += 1
         counts[1] += hit
         asked = request.asked.get(key)
-        if asked is not None and asked.turn == tier.position - 1:
+        turn = tier.position - 1
+        if asked is not None and asked.turn == turn and asked.since is not None:
             self._emit(LookupTimed(tier.label, waited_s=now - asked.since))
 
     def _wait(self, verdict: Lookup, request: Request, now: float) -> Lookup:
@@ -199,7 +213,9 @@ class Promotions:
         others = self._index.held - own
         if others > 0 and now - request.no_room_since < self._options.promotion_wait_s:
             return Lookup.RETRY
-        self._emit(ChunksDeclined(Hop.PROMOTE, tier.label, 1, Reason.NO_ROOM))
+        if not request.no_room_told:
+            request.no_room_told = True
+            self._emit(ChunksDeclined(Hop.PROMOTE, tier.label, 1, Reason.NO_ROOM))
         return Lookup.MISS
 
     def _send(self, flight: Flight) -> None:
@@ -227,7 +243,7 @@ class Promotions:
             self._ledger.hold_for(request, stored)
         for key in failed:
             request.origin.pop(key, None)
-            request.asked[key] = Asked(flight.tier.position, 0.0)
+            request.asked[key] = Asked(flight.tier.position, None)
 
 
 def _finished_event(

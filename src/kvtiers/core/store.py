@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kvtiers.chunks import Key
 from kvtiers.core.ledger import Ledger
+from kvtiers.events import PRIMARY as PRIMARY
 from kvtiers.events import (
     ChunksDeclined,
     ChunksStored,
@@ -15,9 +16,6 @@ from kvtiers.events import (
     Sink,
     StoreOffered,
 )
-
-PRIMARY = "0:primary"
-"""Label of the primary tier in metrics and events."""
 
 
 class Departed(Protocol):
@@ -73,8 +71,12 @@ class Stores:
         self._departed = departed
         self._counter = counter
 
-    def plan(self, keys: Sequence[Key]) -> StorePlan:
-        """Reserve slots for the offered chunks that are absent, first ones first."""
+    def plan(self, keys: Sequence[Key], prefix: Collection[Key] = ()) -> StorePlan:
+        """Reserve slots for the offered chunks that are absent, first ones first.
+
+        None of ``prefix``, the chunks of the same request so far, is evicted for them: the end of a
+        prefix is worth nothing without its beginning.
+        """
         ready, filling = self._index.ready, self._index.filling
         resident = [k for k in keys if k in ready]
         absent = [k for k in keys if k not in ready and k not in filling]
@@ -85,7 +87,7 @@ class Stores:
         if not absent:
             return StorePlan([], [], [], [], resident)
         self._emit(StoreOffered(len(absent)))
-        taken = self._index.reserve(absent, protected=resident)
+        taken = self._index.reserve(absent, protected=prefix or resident)
         self._ledger.storing.update(zip(taken.keys, taken.slots, strict=True))
         if taken.evicted:
             self._departed(taken.evicted, Reason.EVICTED)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from kvtiers.chunks import Key, Lookup
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.host.policies.base import EvictionPolicy
-from kvtiers.host.slots import Event, IllegalTransition, State, advance
+from kvtiers.host.slots import SlotEvent, IllegalTransition, SlotState, advance
 
 # Bound once: looking an enum member up costs as much as looking a key up.
 _HIT, _HIT_PENDING, _MISS = Lookup.HIT, Lookup.HIT_PENDING, Lookup.MISS
-_ORPHANED = State.ORPHANED.value
+_ORPHANED = SlotState.ORPHANED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class HostIndex:
         count = min(len(keys), len(self._free))
         taken = tuple(keys[:count])
         slots = self._free[-1 : -count - 1 : -1]
-        advance(self._states, slots, Event.RESERVE)
+        advance(self._states, slots, SlotEvent.RESERVE)
         del self._free[len(self._free) - count :]
         self.filling.update(zip(taken, slots, strict=True))
         for slot in slots:
@@ -123,7 +123,7 @@ class HostIndex:
         """
         ready, holds = self.ready, self._holds
         slots = [ready[key] for key in keys]
-        advance(self._states, slots, Event.HOLD)
+        advance(self._states, slots, SlotEvent.HOLD)
         for slot in slots:
             if holds[slot] == 0:
                 self._held_ready += 1
@@ -136,18 +136,18 @@ class HostIndex:
         Raises IllegalTransition, with nothing released, for a slot that is not held that often.
         """
         states, holds = self._states, self._holds
-        advance(states, slots, Event.RELEASE)
+        advance(states, slots, SlotEvent.RELEASE)
         last: list[int] = []
         for done, slot in enumerate(slots):
             if holds[slot] == 0:
                 for undone in slots[:done]:
                     holds[undone] += 1
-                raise IllegalTransition(slot, states[slot], Event.RELEASE)
+                raise IllegalTransition(slot, states[slot], SlotEvent.RELEASE)
             holds[slot] -= 1
             if holds[slot] == 0:
                 last.append(slot)
         orphans = [slot for slot in last if states[slot] == _ORPHANED]
-        advance(states, last, Event.RELEASE_LAST)
+        advance(states, last, SlotEvent.RELEASE_LAST)
         self._held_ready -= len(last) - len(orphans)
         self._orphaned -= len(orphans)
         self._free.extend(reversed(orphans))
@@ -158,7 +158,7 @@ class HostIndex:
         in_filling = [key for key in dict.fromkeys(keys) if key in self.filling]
         self._forget(in_ready)
         writing = [self.filling.pop(key) for key in in_filling]
-        advance(self._states, writing, Event.DROP_HELD)
+        advance(self._states, writing, SlotEvent.DROP_HELD)
         self._orphaned += len(writing)
         if in_ready:
             self.policy.remove(in_ready)
@@ -198,6 +198,10 @@ class HostIndex:
     def orphaned(self) -> int:
         """Slots under no key that somebody may still touch."""
         return self._orphaned
+
+    def hold_counts(self) -> dict[int, int]:
+        """How often each held slot is held, its writer included. Costs O(slots)."""
+        return {slot: count for slot, count in enumerate(self._holds) if count}
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any. Costs O(slots)."""
@@ -254,40 +258,40 @@ class HostIndex:
         slots = [self.ready.pop(key) for key in keys]
         holds = self._holds
         unheld = [slot for slot in slots if holds[slot] == 0]
-        advance(self._states, unheld, Event.DROP)
+        advance(self._states, unheld, SlotEvent.DROP)
         # The last key given comes off the free list first: keys evicted from the end of a prefix
         # leave a run of slots that the next prefix fills in ascending order.
         self._free.extend(unheld)
         if len(unheld) < len(slots):
             held = [slot for slot in slots if holds[slot] != 0]
-            advance(self._states, held, Event.DROP_HELD)
+            advance(self._states, held, SlotEvent.DROP_HELD)
             self._held_ready -= len(held)
             self._orphaned += len(held)
 
     def _end_writes(self, done: Sequence[int], aborted: Sequence[int]) -> None:
-        advance(self._states, done, Event.COMMIT)
+        advance(self._states, done, SlotEvent.COMMIT)
         for slot in done:
             self._holds[slot] = 0
         if aborted:
-            advance(self._states, aborted, Event.ABORT)
+            advance(self._states, aborted, SlotEvent.ABORT)
             for slot in aborted:
                 self._holds[slot] = 0
             self._free.extend(reversed(aborted))
 
     def _invariants(self) -> dict[str, bool]:
         states, holds = self._states, self._holds
-        by_state: dict[int, set[int]] = {state: set() for state in State}
+        by_state: dict[int, set[int]] = {state: set() for state in SlotState}
         for slot, state in enumerate(states):
             by_state[state].add(slot)
         ready, filling, free = self.ready.values(), self.filling.values(), self._free
-        orphans = by_state[State.ORPHANED]
+        orphans = by_state[SlotState.ORPHANED]
         owners = len(ready) + len(filling) + len(free) + len(orphans)
         return {
             "a slot has no owner, or two": owners == self.num_slots,
             "a key is both ready and filling": self.ready.keys().isdisjoint(self.filling),
-            "ready keys and READY slots differ": set(ready) == by_state[State.READY],
-            "filling keys and FILLING slots differ": set(filling) == by_state[State.FILLING],
-            "the free list and FREE slots differ": set(free) == by_state[State.FREE],
+            "ready keys and READY slots differ": set(ready) == by_state[SlotState.READY],
+            "filling keys and FILLING slots differ": set(filling) == by_state[SlotState.FILLING],
+            "the free list and FREE slots differ": set(free) == by_state[SlotState.FREE],
             "a filling slot is not held exactly by its writer": all(holds[s] == 1 for s in filling),
             "a free slot is held": not any(holds[s] for s in free),
             "an orphaned slot is not held": all(holds[s] > 0 for s in orphans),

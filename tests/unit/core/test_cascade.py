@@ -5,7 +5,7 @@ from core_harness import ScriptedTier, World, key, keys
 
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksDeclined, Hop, Reason, TransferFinished
-from kvtiers.tiers.base import JobKind
+from kvtiers.tiers.base import JobKind, JobOutcome, JobReleased
 
 
 def test_confirmed_chunks_go_to_every_tier_as_one_job_each() -> None:
@@ -169,3 +169,33 @@ def test_a_tier_that_breaks_its_contract_harms_nobody(fault: str) -> None:
     good.finish_all()
     world.step()
     assert key(1) in good.holds
+
+
+def test_a_hung_tier_pins_no_more_than_its_share() -> None:
+    tier = ScriptedTier()
+    world = World(slots=8, tiers=[tier], cascade_max_pinned_fraction=0.25)
+    for name in range(8):
+        world.stored(keys(name))
+        world.step(seconds=100.0)
+        for job in list(tier.jobs):
+            tier.time_out(job)
+            tier.jobs.remove(job)
+    assert world.index.held == 2
+
+
+def test_a_tier_cannot_release_the_slots_of_another_ones_hung_job() -> None:
+    hung, liar = ScriptedTier("hung"), ScriptedTier("liar")
+    world = World(slots=2, tiers=[hung, liar], cascade_max_pinned_fraction=1.0)
+    world.stored(keys(1))
+    world.step()
+    job = hung.jobs[0]
+    hung.time_out(job)
+    liar.finish_all()
+    world.step()
+    liar.report(JobReleased(job.id))
+    liar.report(JobOutcome(job.id, job.keys))
+    world.step()
+    assert world.index.held == 1
+    hung.release(job)
+    world.step()
+    assert world.index.held == 0

@@ -1,8 +1,10 @@
+import pytest
 from core_harness import ScriptedTier, World, key, keys
 
 from kvtiers.chunks import Lookup
 from kvtiers.core.load import NO_SLOT
 from kvtiers.events import ChunksRemoved, Reason
+from kvtiers.tiers.base import JobOutcome
 
 HIT, MISS, PENDING = Lookup.HIT, Lookup.MISS, Lookup.HIT_PENDING
 
@@ -187,3 +189,72 @@ def test_a_job_that_a_tier_never_reports_is_failed_by_the_core() -> None:
     tier.finish(job)
     world.step()
     assert world.index.free == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        ("lookup", None),
+        ("lookup", [None]),
+        ("lookup", [Lookup.HIT] * 7),
+        ("get_finished_jobs", None),
+        ("get_finished_jobs", ["done"]),
+        ("get_finished_jobs", [JobOutcome(0, (), {key(1): "broken"})]),  # type: ignore[dict-item]
+        ("take_events", None),
+        ("take_events", ["stored"]),
+    ],
+)
+def test_nonsense_from_a_tier_is_a_fault_of_that_tier_only(method: str, answer: object) -> None:
+    bad, good = ScriptedTier("bad"), ScriptedTier("good", holds=keys(1))
+    setattr(bad, method, lambda *args: answer)
+    world = World(tiers=[bad, good])
+    assert world.lookup(keys(1), world.request()) == [PENDING]
+    world.step()
+    good.finish_all()
+    world.step()
+    assert world.lookup(keys(1), world.request("next")) == [HIT]
+
+
+def test_a_tier_that_always_raises_is_said_once_and_when_it_is_fenced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bad = ScriptedTier("bad")
+    bad.get_finished_jobs = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    world = World(tiers=[bad])
+    for _ in range(500):
+        world.step()
+    assert len(caplog.records) <= 3
+
+
+def test_drain_says_so_when_something_could_not_be_sent() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    world.step()
+    tier.finish(tier.jobs[0], fail=keys(1))
+    world.step()
+    assert not world.manager.has_pending_work()
+    tier.accepts = False
+    assert not world.manager.drain(1.0, lambda: world.now)
+    tier.accepts = True
+    assert world.manager.drain(1.0, lambda: world.now)
+    assert key(1) in tier.holds
+
+
+def test_a_shutdown_without_time_sends_nothing() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    world.manager.shutdown(0.0, lambda: world.now)
+    assert not tier.jobs
+    assert not tier.holds
+    assert not tier.accepts
+
+
+def test_a_long_prompt_keeps_its_beginning_not_its_end() -> None:
+    world = World(slots=4)
+    request = world.request()
+    for name in range(8):
+        plan = world.manager.store(keys(name), request)
+        world.manager.complete_store(plan.keys)
+    assert world.lookup(keys(*range(8)), world.request("next"))[:4] == [HIT] * 4

@@ -1,8 +1,9 @@
+import pytest
 from core_harness import ScriptedTier, World, key, keys
 
 from kvtiers.chunks import Lookup, TierFilter, TierMatch
 from kvtiers.errors import Kind
-from kvtiers.events import ChunksDeclined, LookedUp, Reason
+from kvtiers.events import ChunksDeclined, LookedUp, LookupTimed, Reason
 
 HIT, MISS, PENDING, RETRY = Lookup.HIT, Lookup.MISS, Lookup.HIT_PENDING, Lookup.RETRY
 
@@ -286,3 +287,31 @@ def test_the_source_of_a_promoted_chunk_is_remembered_for_its_request() -> None:
     source = world.manager.source(key(2), request)
     assert source is not None
     assert source.label == "1:scripted"
+
+
+def test_after_a_failed_promotion_the_next_tier_has_its_whole_turn() -> None:
+    bad, slow = ScriptedTier("bad", holds=keys(1)), ScriptedTier("slow", holds=keys(1))
+    world = World(tiers=[bad, slow])
+    request = world.request()
+    world.lookup(keys(1), request)
+    world.step()
+    bad.finish(bad.jobs[0], fail=keys(1))
+    world.step()
+    slow.verdicts[key(1)] = RETRY
+    assert world.lookup(keys(1), request) == [RETRY]
+    world.step(seconds=4.0)
+    del slow.verdicts[key(1)]
+    assert world.lookup(keys(1), request) == [PENDING]
+    waited = [e.waited_s for e in world.events if isinstance(e, LookupTimed)]
+    assert waited == [pytest.approx(4.0)]
+
+
+def test_want_of_room_is_counted_once_a_request_however_often_it_asks() -> None:
+    tier = ScriptedTier(holds=keys(1, 2, 3))
+    world = World(slots=1, tiers=[tier])
+    request = world.request()
+    for _ in range(5):
+        world.lookup(keys(1, 2, 3), request)
+        world.step()
+    declined = [e for e in world.events if isinstance(e, ChunksDeclined)]
+    assert sum(e.count for e in declined if e.reason is Reason.NO_ROOM) == 1

@@ -29,6 +29,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvtiers.chunks import Key, Lookup, RequestContext, TierFilter, TierMatch, key_group
 from kvtiers.core.ledger import Request
 from kvtiers.core.manager import TieringManager
+from kvtiers.core.store import PRIMARY
 from kvtiers.engines.vllm.events import KVEvents
 from kvtiers.engines.vllm.metrics import StatsExporter
 from kvtiers.events import LookupTimed, Sink
@@ -55,7 +56,7 @@ def _fenced(otherwise: Callable[[], Any]) -> Callable[[M], M]:
             try:
                 return method(self, *args, **kwargs)
             except Exception:
-                self._become_inert(method.__name__)
+                self.become_inert(method.__name__)
                 return otherwise()
 
         return cast(M, call)
@@ -93,6 +94,8 @@ class VllmManager(OffloadingManager):
         self._orphans: list[int] = []
         self._orphan_steps = 0
         self._closed = False
+        self.flushes_are_reported = hasattr(OffloadingManager, "on_reset_flushed")
+        """Whether somebody calls ``on_reset_flushed``; else some steps after a reset must do."""
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -120,14 +123,15 @@ class VllmManager(OffloadingManager):
                 self._begin_step()
             request = req_context.get_state(Request) or self._adopt(req_context)
             self._lookups += 1
-            ours: Key = key  # type: ignore[assignment]  # a call to rename it would cost a fifth
+            ours: Any = key  # a call to rename it would cost a fifth of a hit
             if self._lookups % _SAMPLE_EVERY:
                 return _verdict(self.core.lookup(ours, request))
             return self._timed_lookup(ours, request)
         except Exception:
-            self._become_inert("lookup")
+            self.become_inert("lookup")
             return _MISS
 
+    @_fenced(lambda: CacheHitSource.EXTERNAL_UNSPECIFIED)
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Where the chunk came from when this request's lookup found it."""
         request = req_context.get_state(Request)
@@ -167,7 +171,8 @@ class VllmManager(OffloadingManager):
     ) -> PrepareStoreOutput | None:
         """Slots for the chunks that are to be copied, in the order in which they were offered."""
         if not self._polled:
-            self._begin_step()
+            # vLLM 0.32 stores after on_schedule_end: this must not count as the next step's poll.
+            self.core.poll(self._clock())
         offered = _ours(keys)
         if not offered:
             return PrepareStoreOutput([], CPULoadStoreSpec([]), [])
@@ -207,6 +212,14 @@ class VllmManager(OffloadingManager):
         """The request's load failed on some worker; ``complete_load`` follows."""
         self._failed_loads.add(req_id)
 
+    @_fenced(lambda: None)
+    def note_scheduled(self, req_ids: Iterable[str]) -> None:
+        """These requests run now, for the first time or again after a preemption."""
+        for req_id in req_ids:
+            request = self.core.request(req_id)
+            if request is not None:
+                self.core.on_request_scheduled(request)
+
     def take_declined(self) -> dict[str, list[Key]]:
         """Chunks for which there was no room since the last call, by request id."""
         declined, self._declined = self._declined, {}
@@ -217,25 +230,24 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send what the step gathered."""
-        for req_id in context.new_req_ids:
-            request = self.core.request(req_id)
-            if request is not None:
-                self.core.on_request_scheduled(request)
+        self.note_scheduled(context.new_req_ids)
         self.core.end_step(self._clock())
         self._polled = False
-        if self._orphans:
+        if self._orphans and not self.flushes_are_reported:
             self._orphan_steps -= 1
             if self._orphan_steps <= 0:
                 self.on_reset_flushed()
 
+    @_fenced(lambda: False)
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although it has nothing to schedule."""
-        return not self.inert and self.core.has_pending_work()
+        return self.core.has_pending_work()
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Residency changes since the last call."""
         return self._events.take()
 
+    @_fenced(lambda: None)
     def get_stats(self) -> Any:
         """What gathered since the last call, under vLLM's metric names."""
         return self._stats.take(self.core.use)
@@ -275,7 +287,9 @@ class VllmManager(OffloadingManager):
             return
         self._closed = True
         try:
-            self.core.shutdown(self._shutdown_deadline_s, self._clock)
+            # What an inert manager believes of its slots may be wrong: nothing of it goes to disk.
+            deadline_s = 0.0 if self.inert else self._shutdown_deadline_s
+            self.core.shutdown(deadline_s, self._clock)
         except Exception:
             logger.exception("kvtiers did not shut down with grace")
         self._on_shutdown()
@@ -305,10 +319,11 @@ class VllmManager(OffloadingManager):
     def _timed_lookup(self, key: Key, request: Request) -> LookupResult:
         begun = self._clock()
         verdict = self.core.lookup(key, request)
-        self._sink(LookupTimed("0:primary", seconds=self._clock() - begun))
+        self._sink(LookupTimed(PRIMARY, seconds=self._clock() - begun))
         return _verdict(verdict)
 
-    def _become_inert(self, where: str) -> None:
+    def become_inert(self, where: str) -> None:
+        """Switch offloading off after a fault of ours, and say so with its traceback."""
         self.inert = True
         logger.exception(
             "kvtiers failed in %s and is switched off for the rest of this process; "

@@ -1,9 +1,12 @@
 """vLLM's offloading scheduler with its holes mended: failed copies, declined chunks, resets.
 
-Each override says what upstream does without it. All of upstream's private names that are used
-stand in :mod:`kvtiers.engines.vllm.tripwires`.
+Each override says what upstream does without it. A fault of ours in here switches us off and leaves
+upstream's behaviour. All of upstream's private names that are used stand in
+:mod:`kvtiers.engines.vllm.tripwires`.
 """
 
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
@@ -11,10 +14,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_offload.base import OffloadingSpec, OffloadKey
+from vllm.v1.kv_offload.base import OffloadingSpec
 from vllm.v1.outputs import KVConnectorOutput
 
-from kvtiers.chunks import Key, key_group
+from kvtiers.engines.vllm import offers
 from kvtiers.engines.vllm.manager import VllmManager
 from kvtiers.engines.vllm.worker import WorkerMetadata
 
@@ -26,8 +29,10 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
 
     def __init__(self, spec: OffloadingSpec, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(spec, vllm_config, kv_cache_config)
-        self._rewinds: dict[str, int] = {}
-        """Requests with declined chunks, and the room epoch in which they were declined."""
+        self.manager.flushes_are_reported = True
+        self._declined: dict[str, offers.Declined] = {}
+        self._failed_loads: set[int] = set()
+        """Load jobs in flight that failed on some worker."""
         self._stale_reports: dict[int, int] = {}
         """Worker reports still due for jobs that were in flight at a reset, by job id."""
 
@@ -39,41 +44,59 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
         freed when every worker has let go of them.
         """
         meta = connector_output.kv_connector_worker_meta
-        if not isinstance(meta, WorkerMetadata):
-            super().update_connector_output(connector_output)
-            return
-        self._note_failures(meta)
-        self._note_stale(meta)
-        loads = [j for j in meta.completed_jobs if j in self._jobs and not self._jobs[j].is_store]
-        owners = {j: self._jobs[j].req_id for j in loads}
+        loads: dict[int, str] = {}
+        if isinstance(meta, WorkerMetadata):
+            self._fenced(self._note_failures, meta)
+            self._fenced(self._note_stale, meta)
+            loads = {
+                j: self._jobs[j].req_id
+                for j in meta.completed_jobs
+                if j in self._jobs and not self._jobs[j].is_store
+            }
         super().update_connector_output(connector_output)
-        for job_id, req_id in owners.items():
+        for job_id, req_id in loads.items():
             if job_id not in self._jobs:
-                self._offer_from_the_start(req_id)
+                self._fenced(self._offer_after_load, job_id, req_id)
+
+    def _update_req_states(self, scheduler_output: SchedulerOutput) -> None:
+        """Upstream keeps the blocks of a preempted request on its books until it is resumed."""
+        super()._update_req_states(scheduler_output)
+        self._fenced(self._forget_preempted, scheduler_output)
 
     def _build_store_jobs(self, scheduler_output: SchedulerOutput) -> dict[int, TransferJob]:
         """Offer chunks for storing.
 
         Upstream never offers a declined chunk again, which leaves a hole in the prefix for good;
-        and it stores window chunks of which some blocks are gone already.
+        it stores window chunks of which some blocks are gone already; and for a finished request it
+        looks at blocks again that others may own by now.
         """
-        self._rewind_where_room_was_made()
-        self._skip_partial_chunks()
+        self._fenced(self._before_offers, scheduler_output)
         jobs: dict[int, TransferJob] = super()._build_store_jobs(scheduler_output)
-        epoch = self.manager.core.room_epoch
-        for req_id, keys in self.manager.take_declined().items():
-            if req_id in self._req_status:
-                self._rewind_windows(req_id, keys)
-                self._rewinds[req_id] = epoch
+        self._fenced(self._after_offers)
         return jobs
 
     def reset_cache(self) -> None:
-        """Forget host memory; upstream reuses slots that a worker may still be writing."""
+        """Forget host memory.
+
+        Upstream offers window chunks again whose blocks others own by now, and reuses slots that a
+        worker may still be writing.
+        """
         self._stale_reports.update((j, s.pending_count) for j, s in self._jobs.items())
-        self._rewinds.clear()
+        self._declined.clear()
+        self._failed_loads.clear()
+        for status in self._req_status.values():
+            self._forget_windows(status)
         super().reset_cache()
         if not self._stale_reports:
             self.manager.on_reset_flushed()
+
+    def _fenced(self, call: Callable[..., None], *args: Any) -> None:
+        if self.manager.inert:
+            return
+        try:
+            call(*args)
+        except Exception:  # the fence: a bug of ours must not end the engine
+            self.manager.become_inert(call.__name__)
 
     def _note_failures(self, meta: WorkerMetadata) -> None:
         for job_id in meta.failed_jobs:
@@ -83,6 +106,7 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
             if status.is_store:
                 self.manager.note_failed_store(status.keys)
             else:
+                self._failed_loads.add(job_id)
                 self.manager.note_failed_load(status.req_id)
 
     def _note_stale(self, meta: WorkerMetadata) -> None:
@@ -99,62 +123,87 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
         if not self._stale_reports:
             self.manager.on_reset_flushed()
 
-    def _offer_from_the_start(self, req_id: str) -> None:
-        """After a load: the blocks a request found on the device may lack a chunk below it.
-
-        Safe only before the request runs again, when no block of it can have been reused.
+    def _offer_after_load(self, job_id: int, req_id: str) -> None:
+        """The blocks a request found on the device may lack a chunk below, and what a failed load
+        left out is computed: offer them. The request has not run since, so no block was reused.
         """
+        failed = job_id in self._failed_loads
+        self._failed_loads.discard(job_id)
         status = self._req_status.get(req_id)
         if status is None or status.req.is_finished():
             return
-        for state in status.group_states:
-            if not state.block_ids:
+        for config, state in zip(self.config.kv_group_configs, status.group_states, strict=True):
+            if not state.block_ids and (failed or not offers.has_window(config)):
                 state.next_stored_chunk_idx = 0
 
-    def _rewind_where_room_was_made(self) -> None:
-        epoch = self.manager.core.room_epoch
-        for req_id, declined_in in list(self._rewinds.items()):
+    def _forget_preempted(self, scheduler_output: SchedulerOutput) -> None:
+        for req_id in scheduler_output.preempted_req_ids or ():
+            status = self._req_status.get(req_id)
+            if status is not None and req_id not in scheduler_output.num_scheduled_tokens:
+                self._declined.pop(req_id, None)
+                for state in status.group_states:
+                    state.block_ids.clear()
+
+    def _before_offers(self, scheduler_output: SchedulerOutput) -> None:
+        resumed = getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ())
+        self.manager.note_scheduled(resumed)
+        for req_id in scheduler_output.finished_req_ids or ():
+            status = self._req_status.get(req_id)
+            if status is not None:
+                self._forget_windows(status)
+        self._offer_declined()
+        for req_id in chain(
+            scheduler_output.num_scheduled_tokens, scheduler_output.finished_req_ids or ()
+        ):
+            status = self._req_status.get(req_id)
+            if status is not None:
+                self._mark_partial_chunks(status)
+
+    def _after_offers(self) -> None:
+        configs, epoch = self.config.kv_group_configs, self.manager.core.room_epoch
+        for req_id, keys in self.manager.take_declined().items():
             status = self._req_status.get(req_id)
             if status is None:
-                del self._rewinds[req_id]
-            elif declined_in != epoch:
-                del self._rewinds[req_id]
-                for config, state in zip(
-                    self.config.kv_group_configs, status.group_states, strict=True
-                ):
-                    if config.sliding_window_size_in_chunks is None:
-                        state.next_stored_chunk_idx = 0
+                continue
+            end_of = status.req_context.get_offload_key_position
+            first = offers.first_chunks(configs, keys, end_of)
+            # Windows at once: later, vLLM would no longer see which of their blocks were reused.
+            offers.rewind(configs, status.group_states, first, windows=True)
+            known = self._declined.get(req_id)
+            if known is None:
+                self._declined[req_id] = offers.Declined(first, epoch)
+            else:
+                known.again(first, epoch)
 
-    def _rewind_windows(self, req_id: str, declined: list[Key]) -> None:
-        """Groups whose blocks may be freed while the request runs are rewound at once: upstream
-        looks for reused blocks only from the next chunk to store on.
-        """
-        status = self._req_status[req_id]
-        first: dict[int, int] = {}
-        for key in declined:
-            end = status.req_context.get_offload_key_position(OffloadKey(key))
-            if end is not None:
-                group = key_group(key)
-                first[group] = min(first.get(group, end), end)
+    def _offer_declined(self) -> None:
+        epoch = self.manager.core.room_epoch
+        for req_id, declined in list(self._declined.items()):
+            status = self._req_status.get(req_id)
+            if status is None:
+                del self._declined[req_id]
+            elif declined.first and declined.due(epoch):
+                offers.rewind(
+                    self.config.kv_group_configs,
+                    status.group_states,
+                    declined.first,
+                    windows=False,
+                )
+                declined.first = {}
+
+    def _mark_partial_chunks(self, status: Any) -> None:
+        end = self._calc_num_offloadable_tokens(status, status.req.num_tokens)
         for config, state in zip(self.config.kv_group_configs, status.group_states, strict=True):
-            end = first.get(config.group_idx)
-            if end is not None and config.sliding_window_size_in_chunks is not None:
-                index = max(0, end // config.tokens_per_chunk - 1)
-                state.next_stored_chunk_idx = min(state.next_stored_chunk_idx, index)
+            chunks = -(-end // config.tokens_per_chunk)
+            offers.mark_partial_chunks(config, state, self.config.blocks_per_chunk, chunks)
 
-    def _skip_partial_chunks(self) -> None:
-        """Mark window chunks that lost a block, so that they are not stored with zeros in them."""
-        per_chunk = self.config.blocks_per_chunk
-        if per_chunk == 1:
-            return
-        for status in self._req_status.values():
-            for config, state in zip(
-                self.config.kv_group_configs, status.group_states, strict=True
-            ):
-                if config.sliding_window_size_in_chunks is None or config.requires_cow_source:
-                    continue
-                blocks = state.block_ids
-                begin = state.next_stored_chunk_idx * per_chunk
-                for start in range(begin, len(blocks) - per_chunk + 1, per_chunk):
-                    if 0 in blocks[start : start + per_chunk]:
-                        blocks[start + per_chunk - 1] = 0
+    def _forget_windows(self, status: Any) -> None:
+        offers.forget_below_next(
+            self.config.kv_group_configs, status.group_states, self.config.blocks_per_chunk
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<KVTiersScheduler {len(self._req_status)} requests, {len(self._jobs)} copy jobs,"
+            f" {len(self._declined)} with declined chunks, {len(self._stale_reports)} stale;"
+            f" {self.manager!r}>"
+        )

@@ -56,6 +56,12 @@ SIGNATURES = (
     Signature(OffloadingConnectorScheduler, "__init__", ("spec", "vllm_config", "kv_cache_config")),
     Signature(OffloadingConnectorScheduler, "update_connector_output", ("connector_output",)),
     Signature(OffloadingConnectorScheduler, "_build_store_jobs", ("scheduler_output",)),
+    Signature(OffloadingConnectorScheduler, "_update_req_states", ("scheduler_output",)),
+    Signature(
+        OffloadingConnectorScheduler,
+        "_calc_num_offloadable_tokens",
+        ("req_status", "num_computed_tokens"),
+    ),
     Signature(OffloadingConnectorScheduler, "reset_cache", ()),
     Signature(OffloadingConnectorWorker, "__init__", ("spec", "vllm_config", "kv_cache_config")),
     Signature(OffloadingConnectorWorker, "register_kv_caches", ("kv_caches",)),
