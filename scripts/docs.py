@@ -13,11 +13,13 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from kvtiers import config
 from kvtiers.host import slots
-from kvtiers.tiers import TIER_TYPES, options
+from kvtiers.options import options_of, table
+from kvtiers.tiers import TIER_TYPES
+from kvtiers.tiers.options import RunnerOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -29,18 +31,18 @@ _UPSTREAM = "vllm:kv_offload_"
 def slot_life() -> str:
     """The table of slot states as a diagram and the states' meanings."""
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> FREE"]
-    for state in slots.State:
+    for state in slots.SlotState:
         events: dict[int, list[str]] = {}
-        for event in slots.Event:
+        for event in slots.SlotEvent:
             after = slots.NEXT[event][state]
             if after is not None:
                 events.setdefault(after, []).append(event.name)
         for after, names in events.items():
-            lines.append(f"    {state.name} --> {slots.State(after).name}: {', '.join(names)}")
+            lines.append(f"    {state.name} --> {slots.SlotState(after).name}: {', '.join(names)}")
     lines += ["```", "", "| state | meaning |", "|---|---|"]
-    lines += [f"| {name} | {doc} |" for name, doc in _attribute_docs(slots.State).items()]
+    lines += [f"| {name} | {doc} |" for name, doc in _attribute_docs(slots.SlotState).items()]
     lines += ["", "| event | meaning |", "|---|---|"]
-    lines += [f"| {name} | {doc} |" for name, doc in _attribute_docs(slots.Event).items()]
+    lines += [f"| {name} | {doc} |" for name, doc in _attribute_docs(slots.SlotEvent).items()]
     return "\n".join(lines) + "\n"
 
 
@@ -49,16 +51,12 @@ def tier_options(cls: type[Any], without: type[Any] | None = None) -> str:
     docs = _attribute_docs(cls)
     for base in cls.__mro__[1:-1]:
         docs = {**_attribute_docs(base), **docs}
-    shared = {f.name: f for f in dataclasses.fields(without)} if without else {}
-    hints = get_type_hints(cls)
-    lines = ["| key | takes | default | meaning |", "|---|---|---|---|"]
-    for field in dataclasses.fields(cls):
-        same = shared.get(field.name)
-        if same is None or same.default != field.default:
-            takes = _cell(options._spell(hints[field.name]))
-            meaning = _cell(docs.get(field.name, ""))
-            lines.append(f"| `{field.name}` | {takes} | {_default(field.default)} | {meaning} |")
-    return "\n".join(lines) + "\n"
+    shared = options_of(without) if without else {}
+    return table(
+        dataclasses.replace(option, doc=docs.get(key, ""))
+        for key, option in options_of(cls).items()
+        if key not in shared or shared[key].default != option.default
+    )
 
 
 def metrics() -> str:
@@ -77,9 +75,9 @@ def metrics() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "slots": slot_life,
     "config": config.describe,
-    "runner": lambda: tier_options(options.RunnerOptions),
+    "runner": lambda: tier_options(RunnerOptions),
     **{
-        f"tier-{name}": lambda tier=tier: tier_options(tier.options, options.RunnerOptions)
+        f"tier-{name}": lambda tier=tier: tier_options(tier.options, RunnerOptions)
         for name, tier in TIER_TYPES.items()
     },
     "metrics": metrics,
@@ -127,14 +125,6 @@ def _attribute_docs(cls: type[Any]) -> dict[str, str]:
         if is_text and isinstance(target, ast.Name):
             docs[target.id] = " ".join(str(node.value.value).split())  # type: ignore[attr-defined]
     return docs
-
-
-def _default(value: object) -> str:
-    if value is dataclasses.MISSING:
-        return "required"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "not set" if value is None else f"{value}"
 
 
 def _cell(text: str) -> str:

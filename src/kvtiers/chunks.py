@@ -6,7 +6,7 @@ slot of the host region and travels between tiers as one run of ``GroupLayout.ch
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NewType
@@ -22,7 +22,12 @@ _GROUP_BYTES = 4
 
 def make_key(digest: bytes, group: int) -> Key:
     """Name a chunk: ``digest`` of its whole prefix and the index of its KV-cache group."""
-    return Key(digest + group.to_bytes(_GROUP_BYTES, "big"))
+    return Key(digest + group_suffix(group))
+
+
+def group_suffix(group: int) -> bytes:
+    """How the keys of the KV-cache group with this index end."""
+    return group.to_bytes(_GROUP_BYTES, "big")
 
 
 def key_digest(key: Key) -> bytes:
@@ -70,6 +75,12 @@ class ChunkLayout:
     """Sizes of the chunks of a model, by KV-cache group index."""
 
     groups: tuple[GroupLayout, ...]
+    _sizes: Mapping[bytes, int] = field(init=False, repr=False, compare=False)
+    """Bytes of a chunk by the end of its key, so that a size costs one look-up."""
+
+    def __post_init__(self) -> None:
+        sizes = {group_suffix(g.group): g.chunk_bytes for g in self.groups}
+        object.__setattr__(self, "_sizes", sizes)
 
     @property
     def slot_bytes(self) -> int:
@@ -78,11 +89,16 @@ class ChunkLayout:
 
     def chunk_bytes(self, key: Key) -> int:
         """Bytes of the chunk that ``key`` names. Raises KeyError for an unknown group."""
-        group = key_group(key)
-        for layout in self.groups:
-            if layout.group == group:
-                return layout.chunk_bytes
-        raise KeyError(f"no KV-cache group {group} in {self!r}")
+        return self.chunk_sizes((key,))[0]
+
+    def chunk_sizes(self, keys: Iterable[Key]) -> list[int]:
+        """``chunk_bytes`` of each key. Raises KeyError if a group is unknown."""
+        sizes = self._sizes
+        try:
+            return [sizes[key[-_GROUP_BYTES:]] for key in keys]
+        except KeyError as e:
+            group = int.from_bytes(e.args[0], "big")
+            raise KeyError(f"no KV-cache group {group} in {self!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,19 +61,21 @@ class KVTiersError(Exception):
         self.retry = retry
         self.operation = operation
         self.context = context or {}
+        self.said = False
+        """Whether a line of the log says it already; travels along between processes."""
 
     def __repr__(self) -> str:
         where = f" in {self.operation}" if self.operation else ""
         return f"<KVTiersError {self.kind.value}{where}: {self}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (str(self), self.kind, self.retry, self.operation, self.context))
+        """All that is known goes along when it is pickled, as it is between vLLM's processes."""
+        return (_rebuild, (type(self), str(self)), vars(self))
 
 
-def _rebuild(
-    message: str, kind: Kind, retry: Retry, operation: str, context: dict[str, str]
-) -> "KVTiersError":
-    return KVTiersError(message, kind=kind, retry=retry, operation=operation, context=context)
+def _rebuild(cls: type[KVTiersError], message: str) -> KVTiersError:
+    """An error as it is before the state that pickle sets; constructors differ by class."""
+    return cls.__new__(cls, message)
 
 
 class ConfigError(KVTiersError):
@@ -81,9 +83,6 @@ class ConfigError(KVTiersError):
 
     def __init__(self, message: str, **context: str) -> None:
         super().__init__(message, kind=Kind.CONFIG, operation="configure", context=context)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (ConfigError, (str(self),))
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

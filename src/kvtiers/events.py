@@ -9,6 +9,14 @@ from enum import Enum
 
 from kvtiers.chunks import Key
 
+PRIMARY = "0:primary"
+"""Label of host memory."""
+
+
+def tier_label(position: int, name: str) -> str:
+    """What metrics, events and logs call a tier: host memory is at position 0."""
+    return f"{position}:{name}"
+
 
 class Hop(Enum):
     """The four ways bytes move."""

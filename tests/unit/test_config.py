@@ -182,6 +182,7 @@ class TestRelations:
 
     def test_a_misspelt_policy_gets_the_nearest(self) -> None:
         assert refused(eviction_policy="lruu").endswith("did you mean 'lru'?")
+        assert refused(eviction_policy="ARC").endswith("did you mean 'arc'?")
 
     def test_a_promotion_cannot_wait_longer_than_its_request(self) -> None:
         message = refused(promotion_wait_s=5, promote_deadline_s=2)

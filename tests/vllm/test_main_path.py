@@ -247,7 +247,7 @@ def test_under_multi_connector(engine, prompt):
 
 def test_the_spec_alone_under_vllms_own_connector(engine, prompt, tmp_path):
     extra = {"spec_name": "KVTiersSpec", "spec_module_path": "kvtiers.engines.vllm"}
-    config = offload(secondary_tiers=[disk(tmp_path)], **extra)
+    config = offload(secondary_tiers=[disk(tmp_path)], model_digest="tiny", **extra)
     config |= {"kv_connector": "OffloadingConnector", "kv_connector_module_path": None}
     with engine(kv_transfer_config=config) as e:
         expected = oracle(e, prompt(TOKENS))

@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -37,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; 0 if it showed what it claims, 1 if not.
 
-    The last line on stdout is ``RESULT ok ...`` or ``RESULT failed ...``.
+    The last line on stdout is ``RESULT ok ...`` or ``RESULT failed ...``, whatever happens short of
+    a signal. Of what nobody foresaw the traceback is kept in ``logs/demo.log``.
     """
     end_on_signal()
     try:
@@ -47,7 +49,23 @@ def run(arguments: argparse.Namespace) -> int:
         if details:
             print(details, file=sys.stderr)
         print(f"RESULT failed {sentence.rstrip(':')}")
-        return 1
+    except Exception as e:
+        first, _, _ = str(e).partition("\n")
+        kept = keep_traceback(e, arguments.output / "logs" / "demo.log")
+        print(f"RESULT failed {type(e).__name__}: {first or 'it says no more'}; {kept}")
+    return 1
+
+
+def keep_traceback(error: Exception, log: Path) -> str:
+    """Write the traceback to ``log``, or to stderr where that fails; says where it is."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+    except OSError:
+        print(text, file=sys.stderr)
+        return "the traceback is above"
+    return f"the traceback is in {log}"
 
 
 def _run(arguments: argparse.Namespace) -> int:

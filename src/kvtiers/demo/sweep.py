@@ -65,6 +65,7 @@ def run_sweep(stage: Stage, output: Path) -> int:
                 rates.append(rate)
                 print(f"  {pool.name}: {rate.per_second:.2f} requests/s", flush=True)
     _write(rates, output)
+    print(f"RESULT ok {len(rates)} rates were measured")
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvtiers.chunks import Key, Lookup
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.host.policies.base import EvictionPolicy
-from kvtiers.host.slots import SlotEvent, IllegalTransition, SlotState, advance
+from kvtiers.host.slots import IllegalTransition, SlotEvent, SlotState, advance
 
 # Bound once: looking an enum member up costs as much as looking a key up.
 _HIT, _HIT_PENDING, _MISS = Lookup.HIT, Lookup.HIT_PENDING, Lookup.MISS

@@ -7,12 +7,13 @@ with the last process, even after SIGKILL. See :mod:`kvtiers.host.regionfile` fo
 import json
 import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
+from kvtiers.host.limits import Limit, available_memory, container_limits
 from kvtiers.host.regionfile import (
     DIRECTORY,
     HEADER_BYTES,
@@ -29,7 +30,7 @@ from kvtiers.host.regionfile import (
     unlink_if_same,
 )
 
-__all__ = ["DIRECTORY", "HEADER_BYTES", "Region", "available_memory", "check_capacity", "sweep"]
+__all__ = ["DIRECTORY", "HEADER_BYTES", "Region", "check_capacity", "sweep"]
 
 
 class Region:
@@ -190,15 +191,6 @@ def _refuse_difference(path: str, there: Header, here: Header) -> None:
     )
 
 
-def available_memory(meminfo: str = "/proc/meminfo") -> int:
-    """Bytes this machine can still give without swapping (``MemAvailable``)."""
-    with map_errors("read", meminfo), open(meminfo) as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise KVTiersError(f"{meminfo} does not say MemAvailable", kind=Kind.UNSUPPORTED)
-
-
 def check_capacity(
     capacity_bytes: int,
     slot_bytes: int,
@@ -207,11 +199,13 @@ def check_capacity(
     name: str | None = None,
     space: Callable[[str], int] = free_space,
     memory: Callable[[], int] = available_memory,
+    limits: Callable[[], Sequence[Limit]] = container_limits,
 ) -> int:
     """How many slots ``capacity_bytes`` buys. Raises ConfigError if none, or if they do not fit.
 
-    What region ``name`` has allocated counts as available, so that each rank may ask although
-    another one has attached.
+    It has to fit ``directory``, the machine and the limits of its containers; the refusal names
+    the one that is least. What region ``name`` has allocated counts as available, so that each rank
+    may ask although another one has attached.
     """
     num_slots = capacity_bytes // slot_bytes
     if num_slots < 1:
@@ -221,7 +215,7 @@ def check_capacity(
             key="cpu_bytes_to_use",
         )
     needed = HEADER_BYTES + num_slots * slot_bytes
-    in_directory, in_memory = space(directory), memory()
+    in_directory, in_memory, in_groups = space(directory), memory(), limits()
     # Asked last, so that an allocation that goes on meanwhile never counts against us.
     ours = _allocated(region_path(name, directory)) if name is not None else 0
     if needed > in_directory + ours:
@@ -232,6 +226,14 @@ def check_capacity(
             "of memory available: lower it",
             key="cpu_bytes_to_use",
         )
+    for limit in sorted(in_groups, key=lambda group: group.left):
+        if needed > limit.left + ours:
+            raise ConfigError(
+                f"cpu_bytes_to_use needs {needed} bytes, but the memory limit {limit.path} of this "
+                f"container or control group leaves {limit.left + ours} bytes: lower it, or raise "
+                "that limit",
+                key="cpu_bytes_to_use",
+            )
     return num_slots
 
 

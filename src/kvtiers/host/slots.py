@@ -10,7 +10,7 @@ from enum import IntEnum
 from kvtiers.errors import Kind, KVTiersError
 
 
-class State(IntEnum):
+class SlotState(IntEnum):
     """Where a slot is in its life."""
 
     FREE = 0
@@ -23,7 +23,7 @@ class State(IntEnum):
     """Under no key, but somebody may still touch its bytes."""
 
 
-class Event(IntEnum):
+class SlotEvent(IntEnum):
     """What happens to a slot."""
 
     RESERVE = 0
@@ -44,21 +44,26 @@ class Event(IntEnum):
     """Its key left the index while it was held."""
 
 
-_TABLE: dict[Event, dict[State, State]] = {
-    Event.RESERVE: {State.FREE: State.FILLING},
-    Event.COMMIT: {State.FILLING: State.READY},
-    Event.ABORT: {State.FILLING: State.FREE},
-    Event.HOLD: {State.READY: State.READY},
-    Event.RELEASE: {State.READY: State.READY, State.ORPHANED: State.ORPHANED},
-    Event.RELEASE_LAST: {State.READY: State.READY, State.ORPHANED: State.FREE},
-    Event.DROP: {State.READY: State.FREE},
-    Event.DROP_HELD: {State.FILLING: State.ORPHANED, State.READY: State.ORPHANED},
+_TABLE: dict[SlotEvent, dict[SlotState, SlotState]] = {
+    SlotEvent.RESERVE: {SlotState.FREE: SlotState.FILLING},
+    SlotEvent.COMMIT: {SlotState.FILLING: SlotState.READY},
+    SlotEvent.ABORT: {SlotState.FILLING: SlotState.FREE},
+    SlotEvent.HOLD: {SlotState.READY: SlotState.READY},
+    SlotEvent.RELEASE: {SlotState.READY: SlotState.READY, SlotState.ORPHANED: SlotState.ORPHANED},
+    SlotEvent.RELEASE_LAST: {SlotState.READY: SlotState.READY, SlotState.ORPHANED: SlotState.FREE},
+    SlotEvent.DROP: {SlotState.READY: SlotState.FREE},
+    SlotEvent.DROP_HELD: {
+        SlotState.FILLING: SlotState.ORPHANED,
+        SlotState.READY: SlotState.ORPHANED,
+    },
 }
 
 # Plain integers: an IntEnum member costs a method call wherever a number is expected.
 NEXT: tuple[tuple[int | None, ...], ...] = tuple(
-    tuple(None if (after := _TABLE[event].get(state)) is None else after.value for state in State)
-    for event in Event
+    tuple(
+        None if (after := _TABLE[event].get(state)) is None else after.value for state in SlotState
+    )
+    for event in SlotEvent
 )
 """``NEXT[event][state]`` is the state after, or None where the event cannot happen."""
 
@@ -66,17 +71,17 @@ NEXT: tuple[tuple[int | None, ...], ...] = tuple(
 class IllegalTransition(KVTiersError):
     """An event that cannot happen to a slot in its state: a bug of the caller. Nothing changed."""
 
-    def __init__(self, slot: int, state: int, event: Event) -> None:
+    def __init__(self, slot: int, state: int, event: SlotEvent) -> None:
         super().__init__(
-            f"slot {slot} is {State(state).name} and cannot take {event.name}: this is a bug in "
-            "kvtiers, please report it",
+            f"slot {slot} is {SlotState(state).name} and cannot take {event.name}: this is a bug "
+            "in kvtiers, please report it",
             kind=Kind.BROKEN,
             operation=event.name.lower(),
-            context={"slot": str(slot), "state": State(state).name},
+            context={"slot": str(slot), "state": SlotState(state).name},
         )
 
 
-def advance(states: bytearray, slots: Sequence[int], event: Event) -> None:
+def advance(states: bytearray, slots: Sequence[int], event: SlotEvent) -> None:
     """Let ``event`` happen to each of the distinct ``slots``, or to none of them.
 
     Raises IllegalTransition for the first slot whose state does not allow it.

@@ -27,7 +27,7 @@ class Environment:
     def context(self) -> StoreContext:
         """The context to build the store with."""
         return StoreContext(
-            "laws", self.namespace, LAYOUT, self._clock, self._wall_clock, self._report
+            "laws", "1:laws", self.namespace, LAYOUT, self._clock, self._wall_clock, self._report
         )
 
     def reasons(self, name: Key) -> list[Reason]:

@@ -46,7 +46,7 @@ class TierEnvironment:
     def context(self) -> StoreContext:
         """The context to build the tier with."""
         return StoreContext(
-            "laws", self.namespace, LAYOUT, self.clock, self.wall, lambda keys, reason: None
+            "laws", "1:laws", self.namespace, LAYOUT, self.clock, self.wall, lambda keys, why: None
         )
 
 

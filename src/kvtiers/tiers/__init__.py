@@ -13,16 +13,21 @@ the attributes ``runner_options``, ``medium`` and ``locality`` where it has them
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from kvtiers.chunks import ChunkLayout, Namespace
+from kvtiers.config import TierSpec
 from kvtiers.errors import ConfigError
+from kvtiers.events import tier_label
+from kvtiers.options import nearest
 from kvtiers.tiers import fs, memory
 from kvtiers.tiers.base import Capabilities, ChunkStore, SecondaryTier, StoreContext
 from kvtiers.tiers.lanes import Inbox
-from kvtiers.tiers.options import RunnerOptions, bad_option, located, nearest, parse
+from kvtiers.tiers.options import RunnerOptions, bad_option, located, parse
 from kvtiers.tiers.runner import StoreTier, TierIdentity
 
 _log = logging.getLogger("kvtiers")
@@ -47,6 +52,20 @@ TIER_TYPES: Mapping[str, TierType] = {
 }
 
 
+_Builder = Callable[[StoreContext, Inbox], SecondaryTier]
+
+
+def check_tiers(specs: Iterable[TierSpec]) -> None:
+    """Refuse what can be refused without a model: unknown types, bad options, absent classes.
+
+    Modules are imported; nothing is built, opened or made, so it may be asked early and often.
+    Raises the ConfigError that :func:`build_tier` would.
+    """
+    for position, spec in enumerate(specs):
+        with _at(position):
+            _resolve(spec.as_mapping())
+
+
 def build_tier(
     options: Mapping[str, Any],
     position: int,
@@ -62,16 +81,32 @@ def build_tier(
     names the key, e.g. ``secondary_tiers[0].root_dir``.
     """
     inbox = Inbox()
+    with _at(position):
+        name, build = _resolve(options)
+        label = tier_label(position + 1, name)
+        context = StoreContext(name, label, namespace, layout, clock, wall_clock, inbox.removed)
+        return build(context, inbox)
+
+
+@contextmanager
+def _at(position: int) -> Iterator[None]:
+    """A ConfigError from the body says that it is about ``secondary_tiers[position]``."""
     try:
-        name = _type_of(options)
-        context = StoreContext(name, namespace, layout, clock, wall_clock, inbox.removed)
-        label = f"{position + 1}:{name}"
-        rest = {k: v for k, v in options.items() if k not in ("type", "module_path")}
-        if "module_path" in options:
-            return _build_foreign(options["module_path"], context, inbox, label, rest)
-        return _build_own(TIER_TYPES[name], context, inbox, label, rest)
+        yield
     except ConfigError as e:
-        raise located(e, f"secondary_tiers[{position}]") from e
+        raise located(e, f"secondary_tiers[{position}]") from e.__cause__
+
+
+def _resolve(options: Mapping[str, Any]) -> tuple[str, _Builder]:
+    """The name of the tier, and what builds it: whatever can be wrong in writing is found here."""
+    name = _type_of(options)
+    rest = {k: v for k, v in options.items() if k not in ("type", "module_path")}
+    if "module_path" in options:
+        cls = _find_class(options["module_path"], name)
+        return name, partial(_build_foreign, cls, rest)
+    tier = TIER_TYPES[name]
+    parsed = parse(tier.options, {k: v for k, v in rest.items() if k not in _WITHOUT_EFFECT})
+    return name, partial(_build_own, tier, parsed, sorted(_WITHOUT_EFFECT & rest.keys()))
 
 
 def _type_of(options: Mapping[str, Any]) -> str:
@@ -79,29 +114,29 @@ def _type_of(options: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or not name:
         raise bad_option("type", f"is {name!r}: give {' or '.join(TIER_TYPES)}, or a class name")
     if "module_path" not in options and name not in TIER_TYPES:
-        hint = nearest(name, list(TIER_TYPES), "types")
+        near = nearest(name, TIER_TYPES)
+        hint = f"did you mean {near}?" if near else f"the types are {', '.join(TIER_TYPES)}"
         raise bad_option(
             "type",
-            f"is {name!r}, which is no built-in tier{hint}; a class of your own needs module_path",
+            f"is {name!r}, which is no built-in tier: {hint}; a class of your own needs "
+            "module_path",
         )
     return name
 
 
 def _build_own(
-    tier: TierType, context: StoreContext, inbox: Inbox, label: str, rest: Mapping[str, Any]
+    tier: TierType, options: Any, ignored: Iterable[str], context: StoreContext, inbox: Inbox
 ) -> SecondaryTier:
-    for key in _WITHOUT_EFFECT & rest.keys():
-        _log.warning("%s: the option %s has no effect in kvtiers", label, key)
-    options = parse(tier.options, {k: v for k, v in rest.items() if k not in _WITHOUT_EFFECT})
-    identity = TierIdentity(context.name, label, tier.medium, options.locality)
-    store = tier.build(context, options)
-    return StoreTier(store, identity, options, inbox, context.clock)
+    for key in ignored:
+        _log.warning("%s: the option %s has no effect in kvtiers", context.label, key)
+    identity = TierIdentity(context.name, context.label, tier.medium, options.locality)
+    return StoreTier(tier.build(context, options), identity, options, inbox, context.clock)
 
 
 def _build_foreign(
-    module_path: object, context: StoreContext, inbox: Inbox, label: str, rest: Mapping[str, Any]
+    cls: Callable[..., Any], rest: Mapping[str, Any], context: StoreContext, inbox: Inbox
 ) -> SecondaryTier:
-    tier = _construct(_find_class(module_path, context.name), context, rest)
+    tier = _construct(cls, context, rest)
     if hasattr(tier, "submit_store"):
         return cast(SecondaryTier, tier)
     if not (hasattr(tier, "write") and hasattr(tier, "read")):
@@ -115,7 +150,10 @@ def _build_foreign(
             "type", f"is {context.name}, a ChunkStore that does not declare its capabilities"
         )
     identity = TierIdentity(
-        context.name, label, getattr(tier, "medium", None), getattr(tier, "locality", None)
+        context.name,
+        context.label,
+        getattr(tier, "medium", None),
+        getattr(tier, "locality", None),
     )
     options = getattr(tier, "runner_options", RunnerOptions())
     return StoreTier(tier, identity, options, inbox, context.clock)
@@ -146,4 +184,4 @@ def _construct(cls: Callable[..., Any], context: StoreContext, rest: Mapping[str
         raise bad_option("type", f"is {context.name}, which {what}: {e}") from e
 
 
-__all__ = ["TIER_TYPES", "TierType", "build_tier"]
+__all__ = ["TIER_TYPES", "TierType", "build_tier", "check_tiers"]

@@ -52,6 +52,9 @@ class StoreContext:
     """What a store is given when it is built."""
 
     name: str
+    """Type of the tier, or the name of its class."""
+    label: str
+    """What metrics, events and logs call the tier, e.g. ``1:fs``; for events of its own."""
     namespace: Namespace
     layout: ChunkLayout
     clock: Callable[[], float]

@@ -4,15 +4,21 @@ Errors name the key as the user wrote it (``secondary_tiers[0].root_dir``), in o
 """
 
 import dataclasses
-import difflib
-import math
 from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from kvtiers.errors import ConfigError
+from kvtiers.options import Wording, options_of, read_options, refuse_unknown
 
 T = TypeVar("T")
+
+_WORDING = Wording(
+    unknown="{key} is not a known option: {hint}",
+    near="did you mean {near}?",
+    others="the options are {known}",
+    missing="{key} is missing: give {expects}",
+    unfit="{key} is {value}: give {expects}",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +37,9 @@ class RunnerOptions:
     """After it a promotion has failed: its chunks are misses."""
     lookup_deadline_s: float = 1.0
     """After it an unanswered lookup is a MISS."""
+    scan_deadline_s: float = 30.0
+    """After it a step of the start-up scan counts as hung: a new lane takes the place of its
+    lane, and chunks are asked for."""
     negative_ttl_s: float = 5.0
     """How long an absent chunk, or one that failed to load, is not asked for again."""
     max_tracked_chunks: int = 2_000_000
@@ -55,7 +64,7 @@ class RunnerOptions:
             value = getattr(self, field.name)
             minimum = "above 0" if field.name.endswith("deadline_s") else "0 or more"
             good = value > 0 if field.name.endswith("deadline_s") else value >= 0
-            require(good, field.name, f"is {value}: give {minimum}")
+            require(good, field.name, f"is {value:g}: give {minimum}")
 
 
 def require(good: bool, key: str, complaint: str) -> None:
@@ -79,49 +88,8 @@ def parse(cls: type[T], values: Mapping[str, Any]) -> T:
     """Build the dataclass ``cls`` from what a user wrote.
 
     Raises ConfigError for an unknown key (with the nearest valid one), a missing one, or a value
-    of another type. A bool is no int; an int is a float.
+    of another type. A bool is no int; an int is a float, and 1e9 is an int.
     """
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in values:
-        if key not in fields:
-            raise bad_option(str(key), f"is not a known option{nearest(str(key), list(fields))}")
-    hints = get_type_hints(cls)
-    for name, field in fields.items():
-        if name in values:
-            _check_type(name, values[name], hints[name])
-        elif field.default is dataclasses.MISSING:
-            raise bad_option(name, f"is missing: give {_spell(hints[name])}")
-    return cls(**values)
-
-
-def nearest(key: str, known: list[str], what: str = "options") -> str:
-    """A hint for a misspelt ``key``, to be put behind a complaint."""
-    match = difflib.get_close_matches(key, known, n=1)
-    return f": did you mean {match[0]}?" if match else f": the {what} are {', '.join(known)}"
-
-
-def _check_type(key: str, value: Any, hint: Any) -> None:
-    if not _fits(value, hint):
-        raise bad_option(key, f"is {value!r}: give {_spell(hint)}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
-    if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, h) for h in get_args(hint))
-    if hint is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _spell(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(f'"{choice}"' for choice in get_args(hint))
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_spell(h) for h in get_args(hint))
-    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-    return "null" if hint is NoneType else names.get(hint, str(hint))
+    options = options_of(cls)
+    refuse_unknown(values, options, _WORDING)
+    return cls(**read_options(options, values, _WORDING))

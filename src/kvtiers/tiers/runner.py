@@ -19,7 +19,8 @@ from kvtiers.tiers.jobs import Taken, split
 from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.presence import Presence
-from kvtiers.tiers.work import Mover, Question, Scan, Transfer, fault, release
+from kvtiers.tiers.scanning import Scan, StartUpScan
+from kvtiers.tiers.work import Mover, Question, Transfer, fault, release
 
 _log = logging.getLogger("kvtiers")
 
@@ -87,8 +88,9 @@ class StoreTier:
             f"kvtiers-{self.label}",
             start_thread,
         )
+        self._scan = StartUpScan(self.label, options.scan_deadline_s)
         if store.capabilities.scan:
-            self._lanes.put(Scan(store, inbox))
+            self._lanes.put(self._scan.begin(store, inbox, clock))
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
         """HIT or MISS from memory; RETRY while the store is asked."""
@@ -253,6 +255,9 @@ class StoreTier:
         if overdue:
             self._failed(now, "lookups were not answered in time")
         self._presence.expire(now)
+        hung = self._scan.hung(now)
+        if hung is not None and self._lanes.abandon(hung):
+            self._scan.give_up()
 
     def _time_out(self, taken: Taken) -> None:
         verb = taken.job.kind.value
@@ -286,14 +291,10 @@ class StoreTier:
 
     def _scanned(self, scan: Scan) -> None:
         self._presence.add(scan.keys)
-        if scan.error is not None:
-            _log.warning(
-                "%s: the start-up scan failed, chunks are asked for: %s", self.label, scan.error
-            )
-        elif scan.follow_up is None:
-            self._presence.complete = self._exclusive
-        elif not self._closed:
-            self._lanes.put(scan.follow_up)
+        following = self._scan.took(scan)
+        self._presence.complete = self._scan.complete and self._exclusive
+        if following is not None and not self._closed:
+            self._lanes.put(following)
 
     def _lost(self, keys: Iterable[Key], reason: Reason) -> None:
         gone = self._presence.discard(keys)

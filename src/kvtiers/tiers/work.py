@@ -1,21 +1,16 @@
-"""What lanes do: transfers, questions and the start-up scan; and how a store is held to its word.
+"""What lanes do: transfers and questions; and how a store is held to its word.
 
 A store may be anybody's. Whatever it raises or returns becomes an error per item, never the end
 of a lane.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import islice
 
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError, Retry
-from kvtiers.tiers.base import ChunkStore, Entry, Item, Job, JobKind
+from kvtiers.tiers.base import ChunkStore, Item, Job, JobKind
 from kvtiers.tiers.lanes import Inbox, Priority, Work
-
-SCAN_PIECE = 4096
-"""Entries of a scan per piece of work; the scheduler thread takes in one piece at a time."""
-
 
 def fault(operation: str, error: BaseException) -> KVTiersError:
     """What a store raised, in our family; ``Kind.BROKEN`` for what it should not have raised."""
@@ -173,37 +168,3 @@ class Question(Work):
         """Ask, tell the scheduler thread."""
         self.answer = ask(self._store, self.keys)
         self._inbox.post(self)
-
-
-class Scan(Work):
-    """A piece of the start-up scan; ``follow_up`` is the next, to be queued when this is in."""
-
-    priority = Priority.SCAN
-
-    def __init__(
-        self, store: ChunkStore, inbox: Inbox, entries: Iterator[Entry] | None = None
-    ) -> None:
-        super().__init__()
-        self.keys: list[Key] = []
-        self.error: KVTiersError | None = None
-        self.follow_up: Scan | None = None
-        self._store = store
-        self._inbox = inbox
-        self._entries = entries
-
-    def run(self) -> None:
-        """Take the next entries, tell the scheduler thread."""
-        try:
-            entries = self._entries if self._entries is not None else _scan(self._store)
-            self.keys = [entry.key for entry in islice(entries, SCAN_PIECE)]
-            if len(self.keys) == SCAN_PIECE:
-                self.follow_up = Scan(self._store, self._inbox, entries)
-        except BaseException as e:
-            self.keys = []
-            self.error = fault("scan", e)
-        self._inbox.post(self)
-
-
-def _scan(store: ChunkStore) -> Iterator[Entry]:
-    entries: Iterable[Entry] = store.scan()
-    return iter(entries)

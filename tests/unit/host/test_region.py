@@ -8,12 +8,8 @@ import pytest
 from region_kit import RECORD, SLOT, dead, files
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError
-from kvtiers.host.region import (
-    HEADER_BYTES,
-    Region,
-    available_memory,
-    check_capacity,
-)
+from kvtiers.host.limits import Limit
+from kvtiers.host.region import HEADER_BYTES, Region, check_capacity
 
 
 def test_a_new_region_is_private_whole_and_allocated(attach, tmp_path):
@@ -133,7 +129,11 @@ def test_check_notices_a_header_that_changed(attach):
         region.check()
 
 
-PLENTY = {"space": lambda directory: 1 << 50, "memory": lambda: 1 << 50}
+PLENTY = {
+    "space": lambda directory: 1 << 50,
+    "memory": lambda: 1 << 50,
+    "limits": lambda: [],
+}
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,8 @@ def test_more_than_the_folder_has_free_is_refused(tmp_path):
     needed = HEADER_BYTES + 2 * SLOT
 
     def ask(free):
-        return check_capacity(
-            2 * SLOT, SLOT, str(tmp_path), space=lambda folder: free, memory=PLENTY["memory"]
-        )
+        enough = {**PLENTY, "space": lambda folder: free}
+        return check_capacity(2 * SLOT, SLOT, str(tmp_path), **enough)
 
     assert ask(needed) == 2
     with pytest.raises(ConfigError) as caught:
@@ -167,15 +166,38 @@ def test_more_than_the_folder_has_free_is_refused(tmp_path):
 
 def test_more_than_the_memory_available_is_refused():
     needed = HEADER_BYTES + 2 * SLOT
-    ample = PLENTY["space"]
-    assert check_capacity(2 * SLOT, SLOT, space=ample, memory=lambda: needed) == 2
+
+    def ask(available):
+        return check_capacity(2 * SLOT, SLOT, **{**PLENTY, "memory": lambda: available})
+
+    assert ask(needed) == 2
     with pytest.raises(ConfigError, match=f"has {needed - 1} bytes of memory available: lower it"):
-        check_capacity(2 * SLOT, SLOT, space=ample, memory=lambda: needed - 1)
+        ask(needed - 1)
+
+
+def test_more_than_a_container_allows_is_refused_with_the_limit():
+    needed = HEADER_BYTES + 2 * SLOT
+
+    def ask(*left):
+        limits = [Limit(f"/group{i}/memory.max", n) for i, n in enumerate(left)]
+        return check_capacity(2 * SLOT, SLOT, **{**PLENTY, "limits": lambda: limits})
+
+    assert ask(needed, 1 << 50) == 2
+    with pytest.raises(ConfigError) as caught:
+        ask(needed - 1, needed - 2, needed)
+    assert (
+        f"the memory limit /group1/memory.max of this container or control group leaves "
+        f"{needed - 2} bytes: lower it, or raise that limit"
+    ) in str(caught.value)
 
 
 def test_a_rank_that_asks_after_the_first_one_attached_gets_the_same_answer(attach, tmp_path):
     attach("a", num_slots=3)
-    nothing_left = {"space": lambda directory: 0, "memory": lambda: 0}
+    nothing_left = {
+        "space": lambda directory: 0,
+        "memory": lambda: 0,
+        "limits": lambda: [Limit("/memory.max", 0)],
+    }
     assert check_capacity(3 * SLOT, SLOT, str(tmp_path), name="a", **nothing_left) == 3
     with pytest.raises(ConfigError, match="cpu_bytes_to_use"):
         check_capacity(3 * SLOT, SLOT, str(tmp_path), name="other", **nothing_left)
@@ -190,12 +212,3 @@ def test_the_real_machine_is_asked(tmp_path):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot be had from .*absent.*mount a tmpfs there"):
         check_capacity(SLOT, SLOT, str(tmp_path / "absent"))
-
-
-def test_available_memory_reads_kibibytes(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  9 kB\nMemFree:  1 kB\nMemAvailable:      5 kB\n")
-    assert available_memory(str(meminfo)) == 5 * 1024
-    meminfo.write_text("MemTotal:  9 kB\n")
-    with pytest.raises(KVTiersError, match="does not say MemAvailable"):
-        available_memory(str(meminfo))

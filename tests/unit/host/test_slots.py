@@ -3,24 +3,24 @@ import itertools
 import pytest
 
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.host.slots import NEXT, Event, IllegalTransition, State, advance
+from kvtiers.host.slots import NEXT, IllegalTransition, SlotEvent, SlotState, advance
 
 LEGAL = {
-    (State.FREE, Event.RESERVE): State.FILLING,
-    (State.FILLING, Event.COMMIT): State.READY,
-    (State.FILLING, Event.ABORT): State.FREE,
-    (State.FILLING, Event.DROP_HELD): State.ORPHANED,
-    (State.READY, Event.HOLD): State.READY,
-    (State.READY, Event.RELEASE): State.READY,
-    (State.READY, Event.RELEASE_LAST): State.READY,
-    (State.READY, Event.DROP): State.FREE,
-    (State.READY, Event.DROP_HELD): State.ORPHANED,
-    (State.ORPHANED, Event.RELEASE): State.ORPHANED,
-    (State.ORPHANED, Event.RELEASE_LAST): State.FREE,
+    (SlotState.FREE, SlotEvent.RESERVE): SlotState.FILLING,
+    (SlotState.FILLING, SlotEvent.COMMIT): SlotState.READY,
+    (SlotState.FILLING, SlotEvent.ABORT): SlotState.FREE,
+    (SlotState.FILLING, SlotEvent.DROP_HELD): SlotState.ORPHANED,
+    (SlotState.READY, SlotEvent.HOLD): SlotState.READY,
+    (SlotState.READY, SlotEvent.RELEASE): SlotState.READY,
+    (SlotState.READY, SlotEvent.RELEASE_LAST): SlotState.READY,
+    (SlotState.READY, SlotEvent.DROP): SlotState.FREE,
+    (SlotState.READY, SlotEvent.DROP_HELD): SlotState.ORPHANED,
+    (SlotState.ORPHANED, SlotEvent.RELEASE): SlotState.ORPHANED,
+    (SlotState.ORPHANED, SlotEvent.RELEASE_LAST): SlotState.FREE,
 }
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(SlotState, SlotEvent)))
 def test_every_event_in_every_state(state, event):
     states = bytearray([state])
     if (state, event) in LEGAL:
@@ -36,23 +36,23 @@ def test_every_event_in_every_state(state, event):
 
 
 def test_the_table_covers_every_pair():
-    assert len(NEXT) == len(Event)
-    assert all(len(row) == len(State) for row in NEXT)
+    assert len(NEXT) == len(SlotEvent)
+    assert all(len(row) == len(SlotState) for row in NEXT)
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", SlotState)
 def test_no_state_is_for_ever(state):
     reached = {state.value}
-    for _ in State:
+    for _ in SlotState:
         reached |= {row[s] for row in NEXT for s in reached} - {None}
-    assert State.FREE in reached
+    assert SlotState.FREE in reached
 
 
 def test_one_illegal_slot_leaves_the_whole_batch_alone():
-    states = bytearray([State.FREE, State.FREE, State.READY, State.FREE])
+    states = bytearray([SlotState.FREE, SlotState.FREE, SlotState.READY, SlotState.FREE])
     before = bytes(states)
     with pytest.raises(IllegalTransition) as caught:
-        advance(states, [0, 1, 2, 3], Event.RESERVE)
+        advance(states, [0, 1, 2, 3], SlotEvent.RESERVE)
     assert bytes(states) == before
     assert caught.value.context == {"slot": "2", "state": "READY"}
 

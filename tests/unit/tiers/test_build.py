@@ -1,4 +1,6 @@
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -6,8 +8,9 @@ from typing import Any
 import pytest
 from tier_kit import LAYOUT, NAMESPACE, ManualClock
 
+from kvtiers.config import parse_config
 from kvtiers.errors import ConfigError
-from kvtiers.tiers import TIER_TYPES, build_tier
+from kvtiers.tiers import TIER_TYPES, build_tier, check_tiers
 from kvtiers.tiers.base import SecondaryTier
 from kvtiers.tiers.runner import StoreTier
 
@@ -28,7 +31,7 @@ class Store:
     def close(self): pass
 
 class Tier:
-    def __init__(self, context, **rest): self.rest = rest
+    def __init__(self, context, **rest): self.context, self.rest = context, rest
     def submit_store(self, job): return False
 
 class Neither:
@@ -128,20 +131,80 @@ def test_foreign_tier_is_used_as_it_is(plugin: str) -> None:
     assert tier.rest == {"any": 1}  # type: ignore[attr-defined]
 
 
+def test_a_foreign_tier_knows_what_events_call_it(plugin: str) -> None:
+    tier = build({"type": "Tier", "module_path": plugin}, position=2)
+    assert tier.context.name == "Tier"  # type: ignore[attr-defined]
+    assert tier.context.label == "3:Tier"  # type: ignore[attr-defined]
+
+
+EARLY = [
+    ({"type": "X", "module_path": "no.such"}, "[0].module_path is no.such, which cannot be"),
+    ({"type": "X", "module_path": "tier_broken"}, "No module named 'no_such_module'"),
+    ({"type": "X", "module_path": "tier_plugin"}, "[0].type is X, but tier_plugin has no"),
+]
+LATE = [
+    ({"type": "X", "module_path": 3}, "[0].module_path is 3"),
+    ({"type": "Neither", "module_path": "tier_plugin"}, "neither a SecondaryTier"),
+    ({"type": "Undeclared", "module_path": "tier_plugin", "colour": 1}, "does not declare"),
+    ({"type": "Store", "module_path": "tier_plugin"}, "does not accept its options"),
+    ({"type": "Store", "module_path": "tier_plugin", "size": 1}, "'size'"),
+    ({"type": "Fails", "module_path": "tier_plugin"}, "could not be built: no route"),
+    ({"type": "Refuses", "module_path": "tier_plugin"}, "[0]: the endpoint is unreachable"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), EARLY + LATE)
+def test_foreign_mistakes(plugin: str, options: dict[str, Any], expected: str) -> None:
+    assert expected in complaint(options)
+
+
+def check(*tiers: dict[str, Any]) -> None:
+    check_tiers(parse_config({"cpu_bytes_to_use": 1, "secondary_tiers": tiers}).secondary_tiers)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"type": "X", "module_path": "no.such"}, "[0].module_path is no.such, which cannot be"),
-        ({"type": "X", "module_path": "tier_broken"}, "No module named 'no_such_module'"),
-        ({"type": "X", "module_path": 3}, "[0].module_path is 3"),
-        ({"type": "X", "module_path": "tier_plugin"}, "[0].type is X, but tier_plugin has no"),
-        ({"type": "Neither", "module_path": "tier_plugin"}, "neither a SecondaryTier"),
-        ({"type": "Undeclared", "module_path": "tier_plugin", "colour": 1}, "does not declare"),
-        ({"type": "Store", "module_path": "tier_plugin"}, "does not accept its options"),
-        ({"type": "Store", "module_path": "tier_plugin", "size": 1}, "'size'"),
-        ({"type": "Fails", "module_path": "tier_plugin"}, "could not be built: no route"),
-        ({"type": "Refuses", "module_path": "tier_plugin"}, "[0]: the endpoint is unreachable"),
+        *EARLY,
+        ({"type": "memry"}, "[0].type is 'memry', which is no built-in tier: did you mean memory?"),
+        ({"type": "fs"}, "[0].root_dir is missing"),
+        ({"type": "fs", "root_dir": "/x", "fsink": True}, "[0].fsink is not a known option"),
+        ({"type": "memory", "capacity_bytes": 1, "n_read_threads": 0}, "[0].n_read_threads is 0"),
     ],
 )
-def test_foreign_mistakes(plugin: str, options: dict[str, Any], expected: str) -> None:
+def test_the_same_refusal_before_anything_is_built(
+    plugin: str, options: dict[str, Any], expected: str
+) -> None:
     assert expected in complaint(options)
+    with pytest.raises(ConfigError) as caught:
+        check(options)
+    assert str(caught.value) == complaint(options)
+
+
+def test_checking_names_the_tier_that_is_wrong() -> None:
+    with pytest.raises(ConfigError, match=r"^secondary_tiers\[1\]\.root_dir is missing"):
+        check({"type": "memory", "capacity_bytes": 1 << 20}, {"type": "fs"})
+
+
+def test_checking_builds_and_says_nothing(
+    plugin: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "kv"
+    threads = threading.active_count()
+    check(
+        {"type": "fs", "root_dir": str(folder), "backpressure": {}},
+        {"type": "Fails", "module_path": plugin},
+    )
+    assert not folder.exists()
+    assert threading.active_count() == threads
+    assert caplog.text == ""
+
+
+def test_a_traceback_says_the_sentence_once(plugin: str) -> None:
+    for options in ({"type": "fs"}, {"type": "Fails", "module_path": plugin}):
+        with pytest.raises(ConfigError) as caught:
+            build(options)
+        text = "".join(traceback.format_exception(caught.value))
+        sentence = str(caught.value).removeprefix("secondary_tiers[0].")
+        assert text.count(sentence) == 1
+    assert "OSError: no route" in text, "the cause is kept"

@@ -44,7 +44,7 @@ def test_scan_holds_up_neither_the_constructor_nor_lookups() -> None:
 
 
 def test_long_scans_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtiers.tiers.work.SCAN_PIECE", 3)
+    monkeypatch.setattr("kvtiers.tiers.scanning.SCAN_PIECE", 3)
     with Bench(ScriptedStore(stored=range(9))) as bench:
         scanned(bench)
         assert bench.lookup(*range(10)) == [HIT] * 9 + [MISS]

@@ -76,6 +76,7 @@ def context(
 ) -> StoreContext:
     return StoreContext(
         "test",
+        "1:test",
         namespace,
         LAYOUT,
         clock or ManualClock(),

@@ -13,96 +13,67 @@ from vllm.v1.kv_offload.base import (
     OffloadingWorker,
     TransferResult,
 )
+from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
+from vllm.v1.kv_offload.cpu.host_register import host_unregister
 
+from kvtiers.device.copier import Direction
 from kvtiers.device.cuda import RegionForVllm
-from kvtiers.device.geometry import Geometry, plan_copies
-from kvtiers.errors import ConfigError
+from kvtiers.device.geometry import Geometry
+from kvtiers.engines.vllm.worker import ReportingWorker
+from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.host.region import Region
 
 logger = logging.getLogger("kvtiers")
 
 
-class AcceleratorWorker(OffloadingWorker):
+class AcceleratorWorker(ReportingWorker):
     """vLLM's worker, with unwritten parts zeroed first and failures told apart."""
 
     def __init__(
-        self, inner: OffloadingWorker, host: RegionForVllm, geometry: Geometry, region: Region
+        self,
+        inner: OffloadingWorker,
+        host: RegionForVllm,
+        geometry: Geometry,
+        region: Region,
+        *,
+        reports_failures: bool,
     ) -> None:
+        super().__init__(geometry, region, reports_failures=reports_failures)
         self._inner = inner
         self._host = host
-        self._geometry = geometry
-        self._region = region
-        self._refused: list[int] = []
-        self.failed: set[int] = set()
-
-    def submit_store(
-        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
-    ) -> bool:
-        """Device -> host."""
-        try:
-            plan = plan_copies(
-                src_spec.group_sizes,
-                src_spec.block_indices,
-                [int(b) for b in src_spec.block_ids],
-                [int(s) for s in dst_spec.block_ids],
-                self._geometry,
-            )
-            self._host.zero_unwritten(plan)
-            self._inner.submit_store(job_id, src_spec, dst_spec)
-        except Exception as e:  # vLLM ends the engine when a submission raises
-            self._refuse(job_id, e)
-        return True
-
-    def submit_load(
-        self,
-        job_id: int,
-        src_spec: LoadStoreSpec,
-        dst_spec: GPULoadStoreSpec,
-        expedited: bool = False,
-    ) -> bool:
-        """Host -> device."""
-        if min((int(s) for s in src_spec.block_ids), default=0) < 0:
-            self._refuse(job_id, "a chunk left host memory")
-            return True
-        try:
-            self._inner.submit_load(job_id, src_spec, dst_spec)
-        except Exception as e:  # vLLM ends the engine when a submission raises
-            self._refuse(job_id, e)
-        return True
-
-    def get_finished(self) -> list[TransferResult]:
-        """Jobs that ended, failed ones included: vLLM asserts success, ``failed`` tells ours."""
-        results = [TransferResult(job_id, True) for job_id in self._refused]
-        self._refused.clear()
-        for result in self._inner.get_finished():
-            if not result.success:
-                self.failed.add(result.job_id)
-                result.success = True
-            results.append(result)
-        return results
 
     def wait(self, job_ids: set[int]) -> None:
         """Block until these jobs ended."""
         self._inner.wait(job_ids)
 
-    def shutdown(self) -> None:
-        """Stop copying; the inner worker unpins our region, then it is unmapped."""
-        self._inner.shutdown()
-        self._region.close()
+    def _begin(
+        self, job_id: int, direction: Direction, device: GPULoadStoreSpec, slots: LoadStoreSpec
+    ) -> None:
+        if direction is Direction.STORE:
+            self._host.zero_unwritten(self._plan(device, slots))
+            taken = self._inner.submit_store(job_id, device, slots)
+        else:
+            taken = self._inner.submit_load(job_id, slots, device)
+        if not taken:
+            raise KVTiersError(
+                "vLLM's copy worker refused it", kind=Kind.IO, operation=direction.value
+            )
 
-    def _refuse(self, job_id: int, why: object) -> None:
-        logger.error("copy job %d could not be started: %s", job_id, why)
-        self.failed.add(job_id)
-        self._refused.append(job_id)
+    def _poll(self) -> list[TransferResult]:
+        results: list[TransferResult] = self._inner.get_finished()
+        for result in results:
+            if not result.success:
+                logger.error("copy job %d failed in vLLM's copy worker", result.job_id)
+        return results
+
+    def _stop(self) -> None:
+        self._inner.shutdown()  # it unpins our region, which is unmapped after
 
 
 def accelerator_worker(
-    kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region
+    kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region, *, reports_failures: bool
 ) -> AcceleratorWorker:
     """Build vLLM's worker over ``region``. Raises ConfigError where it cannot serve the model."""
-    from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
-    from vllm.v1.kv_offload.cpu.host_register import host_unregister
-
     if any(ref.mapping is None for refs in kv_caches.group_data_refs for ref in refs):
         raise ConfigError(
             "this model's KV layout has no canonical form, and vLLM's copy worker for accelerators "
@@ -116,4 +87,4 @@ def accelerator_worker(
         mmap_region=host,
         canonical_layout=True,
     )
-    return AcceleratorWorker(inner, host, geometry, region)
+    return AcceleratorWorker(inner, host, geometry, region, reports_failures=reports_failures)

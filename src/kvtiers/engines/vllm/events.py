@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, OffloadKey
 
-from kvtiers.core.store import PRIMARY
-from kvtiers.events import ChunksRemoved, ChunksStored, Event
+from kvtiers.events import PRIMARY, ChunksRemoved, ChunksStored, Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +53,13 @@ class KVEvents:
         """What gathered since the last call, in order."""
         pending, self._pending = self._pending, []
         return pending
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant, if any."""
+        assert self._enabled or not self._pending, "events are off and some are pending"
+        assert all(e.keys for e in self._pending), "an event about no chunk is pending"
+        assert PRIMARY in self.places, "host memory has no place"
+
+    def __repr__(self) -> str:
+        state = "on" if self._enabled else "off"
+        return f"<KVEvents {state}: {len(self._pending)} pending, {len(self.places)} places>"

@@ -12,8 +12,11 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 
+from kvtiers.chunks import Namespace
 from kvtiers.engines.vllm.identity import cpu_byte_format, identity_from_vllm
-from kvtiers.engines.vllm.namespace import GroupSpan, Identity
+from kvtiers.engines.vllm.namespace import FORMAT_VERSION, GroupSpan, Identity, seed_id
+
+_MODEL_DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,58 @@ class EngineFacts:
         if self.device == "cpu":
             return f"cpu-{type(spec).__name__}"
         return f"{self.kv_cache_layout.lower()}-{self.packing}"
+
+
+def formats_without_facts(config: OffloadingConfig, device: str) -> list[str]:
+    """The id of the bytes of each group's pages, under vLLM's own connector.
+
+    It does not say how large a head is, which the model's name stands for; nor what the model's
+    dtype is where KV has one of its own: then the packing for either kind of model is named.
+    """
+    if device != "cpu":
+        return [f"{str(config.kv_cache_layout).lower()}-unknown"] * len(config.groups)
+    stored = config.model.dtype
+    own = stored not in _MODEL_DTYPES
+    return [
+        "+".join(
+            cpu_byte_format(dtype, group.tokens_per_block, 0, stored if own else "auto")
+            for dtype in (_MODEL_DTYPES if own else (stored,))
+        )
+        for group in config.groups
+    ]
+
+
+def namespace_without_facts(
+    config: OffloadingConfig,
+    named_bytes: Mapping[str, Any],
+    *,
+    model_digest: str | None,
+    hash_seed: str | None,
+) -> Namespace:
+    """The namespace under vLLM's own connector, always bound to the exact topology.
+
+    The model goes by ``model_digest``, or by its name: that will do for what ends with the engine.
+    ``hash_seed`` is PYTHONHASHSEED. The hash algorithm is not known; other ones give other keys.
+    """
+    parallel = config.parallel
+    return Namespace(
+        {
+            "format": FORMAT_VERSION,
+            "model": model_digest or f"name:{config.model.name}",
+            "kv_dtype": config.model.dtype,
+            "tokens_per_hash": config.cache.tokens_per_hash,
+            "hash_seed": seed_id(hash_seed),
+            "topology": [
+                parallel.world_size,
+                parallel.tp_size,
+                parallel.pp_size,
+                parallel.pcp_size,
+                parallel.dcp_size,
+            ],
+            "groups": [[g.group_id, g.tokens_per_block, len(g.layer_names)] for g in config.groups],
+            "bytes": dict(named_bytes),
+        }
+    )
 
 
 def packing_of(kv_caches: Mapping[str, Any]) -> str:

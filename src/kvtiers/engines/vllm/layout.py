@@ -1,6 +1,7 @@
 """vLLM's description of the device tensors as our geometry, and the record all ranks agree on."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CopyRun
@@ -15,7 +16,10 @@ from kvtiers.errors import ConfigError
 def geometry_of(
     kv_caches: CanonicalKVCaches, config: OffloadingConfig, facts: EngineFacts | None
 ) -> Geometry:
-    """Where the bytes of this rank's blocks lie in a chunk."""
+    """Where the bytes of this rank's blocks lie in a chunk.
+
+    Without facts, windows cannot be told from full attention, and count as such.
+    """
     keeps = [g.keeps_every_chunk for g in facts.groups] if facts else [True] * len(config.groups)
     groups = tuple(
         GroupGeometry(
@@ -58,21 +62,57 @@ def _run(run: CopyRun) -> Run:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RegionRecord:
+    """What the workers agree on and the scheduler reads: it travels in the region's header."""
+
+    layout: ChunkLayout
+    portable: bool
+    """Whether the bytes are the same under every topology."""
+    certificate: Mapping[str, Any]
+    """What geometry vouches for, as JSON values; see :meth:`Geometry.certificate`."""
+    byte_formats: tuple[str, ...]
+    """How the engine lays out a page of each group."""
+    world_size: int
+
+    def named_bytes(self) -> dict[str, Any]:
+        """What a namespace says of the bytes, as JSON values."""
+        return {**self.certificate, "byte_formats": list(self.byte_formats)}
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, equal on every rank."""
+        return {
+            "groups": [list(astuple(g)) for g in self.layout.groups],
+            "portable": self.portable,
+            "certificate": dict(self.certificate),
+            "byte_formats": list(self.byte_formats),
+            "world_size": self.world_size,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "RegionRecord":
+        """What ``to_json`` gave, after its way through a header."""
+        return cls(
+            layout=ChunkLayout(tuple(GroupLayout(*group) for group in record["groups"])),
+            portable=record["portable"],
+            certificate=record["certificate"],
+            byte_formats=tuple(record["byte_formats"]),
+            world_size=record["world_size"],
+        )
+
+
 def record_of(
-    geometry: Geometry, config: OffloadingConfig, facts: EngineFacts | None
-) -> dict[str, Any]:
-    """What the workers agree on and the scheduler reads: JSON values, equal on every rank."""
-    layout = geometry.layout()
-    return {
-        "groups": [
-            [config.groups[i].group_id, g.chunk_bytes, g.tokens_per_chunk, g.keeps_every_chunk]
-            for i, g in enumerate(layout.groups)
-        ],
-        "portable": all(geometry.portable(g.group) for g in geometry.groups),
-        "certificate": _shortened(geometry.certificate()),
-        "byte_formats": facts.byte_formats() if facts else [str(config.kv_cache_layout)],
-        "world_size": config.parallel.world_size,
-    }
+    geometry: Geometry, config: OffloadingConfig, byte_formats: Sequence[str]
+) -> RegionRecord:
+    """What this rank has to say; groups by vLLM's ids, as keys name them."""
+    groups = zip(geometry.layout().groups, config.groups, strict=True)
+    return RegionRecord(
+        layout=ChunkLayout(tuple(replace(g, group=theirs.group_id) for g, theirs in groups)),
+        portable=all(geometry.portable(g.group) for g in geometry.groups),
+        certificate=_shortened(geometry.certificate()),
+        byte_formats=tuple(byte_formats),
+        world_size=config.parallel.world_size,
+    )
 
 
 def _shortened(certificate: dict[str, Any]) -> dict[str, Any]:
@@ -89,17 +129,11 @@ def _shortened(certificate: dict[str, Any]) -> dict[str, Any]:
     return {**certificate, "groups": groups}
 
 
-def layout_of(record: Mapping[str, Any]) -> ChunkLayout:
-    """The sizes in a record."""
-    groups: Sequence[Sequence[Any]] = record["groups"]
-    return ChunkLayout(tuple(GroupLayout(*group) for group in groups))
-
-
-def check_world(record: Mapping[str, Any], world_size: int) -> None:
+def check_world(record: RegionRecord, world_size: int) -> None:
     """Refuse workers that the scheduler does not know of."""
-    if record["world_size"] != world_size:
+    if record.world_size != world_size:
         raise ConfigError(
-            f"the workers share host memory between {record['world_size']} ranks, but the "
+            f"the workers share host memory between {record.world_size} ranks, but the "
             f"scheduler counts {world_size}; all workers of an engine must run on one host"
         )
 

@@ -28,6 +28,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtiers.chunks import Key, Lookup, RequestContext, TierFilter, TierMatch, key_group
 from kvtiers.core.ledger import Request
+from kvtiers.core.load import NO_SLOT
 from kvtiers.core.manager import TieringManager
 from kvtiers.core.store import PRIMARY
 from kvtiers.engines.vllm.events import KVEvents
@@ -142,9 +143,9 @@ class VllmManager(OffloadingManager):
         return by_medium.get(tier.medium or "", CacheHitSource.EXTERNAL_UNSPECIFIED)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
-        """Slots to copy from; -1 makes the worker fail the job, which is then recomputed."""
+        """Slots to copy from; ``NO_SLOT`` makes the worker fail the job: it is recomputed."""
         names = _ours(keys)
-        slots = self._load(names, req_context) or [-1] * len(names)
+        slots = self._load(names, req_context) or [NO_SLOT] * len(names)
         return CPULoadStoreSpec(slots)
 
     @_fenced(list)

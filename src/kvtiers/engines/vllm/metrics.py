@@ -247,6 +247,10 @@ class StatsExporter:
             for name, value in zip(_TIER_GAUGES, values, strict=True):
                 stats.set_gauge(name, value, (tier,))
 
+    def __repr__(self) -> str:
+        tiers = ", ".join(self._tiers) or "no tiers"
+        return f"<StatsExporter: {tiers}, slots of {self._slot_bytes} bytes>"
+
 
 def _hop(labels: tuple[str, ...]) -> Hop | None:
     return Hop(labels[0]) if labels[0] in (h.value for h in Hop) else None

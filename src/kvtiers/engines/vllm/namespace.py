@@ -4,9 +4,12 @@ Two engines whose identities differ in any field get different namespace ids and
 
 The LoRA adapter of a request is part of its block hashes, by name and path (vLLM's choice). That is
 the limit: an adapter replaced in place, under the same name and path, finds its predecessor's
-chunks. So does a model whose weights are updated while the engine runs: reset the cache then.
+chunks. So does a model whose weights are updated while the engine runs. A reset empties host memory
+only: secondary tiers keep the old chunks under the same name, so restart the engine instead, on a
+checkpoint that holds the new weights or with another ``model_digest``.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -76,6 +79,13 @@ class GroupSpan:
     blocks_per_chunk: int
     window_tokens: int | None = None
     layers: tuple[str, ...] = ()
+
+
+def seed_id(given: str | None) -> str:
+    """What to call the seed of block hashes without telling it; ``None``: vLLM's default."""
+    if given is None:
+        return DEFAULT_SEED
+    return f"sha256:{hashlib.sha256(given.encode()).hexdigest()[:16]}"
 
 
 def build_namespace(

@@ -5,8 +5,9 @@ so the scheduler finds the region and the record of its geometry, and takes the 
 on the memory goes back to the system however the processes end.
 """
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.kv_offload.base import (
@@ -21,25 +22,40 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvtiers.chunks import Namespace
-from kvtiers.config import KVTiersConfig, parse_config
+from kvtiers.config import WHERE, KVTiersConfig, parse_config
 from kvtiers.core.manager import TieringManager
 from kvtiers.device.cpu import CpuCopier
+from kvtiers.device.geometry import Geometry
 from kvtiers.engines.vllm import layout as layouts
+from kvtiers.engines.vllm.accelerator import accelerator_worker
 from kvtiers.engines.vllm.events import KVEvents, Place
-from kvtiers.engines.vllm.facts import EngineFacts
+from kvtiers.engines.vllm.facts import (
+    EngineFacts,
+    formats_without_facts,
+    namespace_without_facts,
+)
+from kvtiers.engines.vllm.layout import RegionRecord
 from kvtiers.engines.vllm.logs import logger, saying_refusals
 from kvtiers.engines.vllm.manager import VllmManager
 from kvtiers.engines.vllm.metrics import StatsExporter, definitions
 from kvtiers.engines.vllm.namespace import build_namespace
-from kvtiers.engines.vllm.worker import CopyWorker
+from kvtiers.engines.vllm.worker import CopyWorker, ReportingWorker
 from kvtiers.errors import ConfigError
+from kvtiers.events import tier_label
 from kvtiers.host.region import Region, check_capacity, sweep
 from kvtiers.tiers.base import SecondaryTier
 from kvtiers.wiring import wire
 
+_ENDS_WITH_THE_ENGINE = ("memory",)
+"""Built-in tiers of which nothing is left when the engine ends."""
+
 
 class KVTiersSpec(OffloadingSpec):
-    """Named by ``spec_name``, or built by our connector, which also passes ``facts``."""
+    """Named by ``spec_name``, or built by our connector, which also passes ``facts``.
+
+    Without them it runs under vLLM's own connector, to which failures must be reported (it ends the
+    engine then), and which does not say what distinguishes this engine from others.
+    """
 
     @classmethod
     def build_metric_definitions(
@@ -60,9 +76,12 @@ class KVTiersSpec(OffloadingSpec):
         with saying_refusals():
             self.settings: KVTiersConfig = parse_config(config.extra_config)
             refuse_pipelines(config.parallel.pp_size)
+            if facts is None:
+                refuse_without_asserts()
+                refuse_without_facts(self.settings)
         self.facts = facts
         self._manager: VllmManager | None = None
-        self._worker: OffloadingWorker | None = None
+        self._worker: ReportingWorker | None = None
 
     @property
     def region_name(self) -> str:
@@ -89,8 +108,11 @@ class KVTiersSpec(OffloadingSpec):
                 self._manager = self._build_manager()
         return self._manager
 
-    def _build_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+    def _build_worker(self, kv_caches: CanonicalKVCaches) -> ReportingWorker:
         settings, directory = self.settings, self.settings.region_directory
+        device = str(kv_caches.tensors[0].tensor.device.type)
+        if self.facts is None:
+            refuse_without_facts(settings, device)
         geometry = layouts.geometry_of(kv_caches, self.config, self.facts)
         geometry.check()
         for path in sweep(directory):
@@ -100,25 +122,31 @@ class KVTiersSpec(OffloadingSpec):
         )
         region = Region.attach(
             self.region_name,
-            layouts.record_of(geometry, self.config, self.facts),
+            layouts.record_of(geometry, self.config, self._byte_formats(device)).to_json(),
             num_slots,
             geometry.slot_bytes,
             directory,
         )
         try:
-            return self._copying(kv_caches, geometry, region)
+            return self._copying(kv_caches, geometry, region, device)
         except BaseException:
             region.unlink()
             region.close()
             raise
 
-    def _copying(self, kv_caches: CanonicalKVCaches, geometry: Any, region: Region) -> Any:
-        tensors = [t.tensor for t in kv_caches.tensors]
-        if tensors[0].device.type == "cpu":
-            return CopyWorker(CpuCopier(tensors, region.buffer, geometry), geometry, region)
-        from kvtiers.engines.vllm.accelerator import accelerator_worker
+    def _byte_formats(self, device: str) -> list[str]:
+        if self.facts is None:
+            return formats_without_facts(self.config, device)
+        return self.facts.byte_formats()
 
-        return accelerator_worker(kv_caches, geometry, region)
+    def _copying(
+        self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region, device: str
+    ) -> ReportingWorker:
+        alone = self.facts is None
+        if device != "cpu":
+            return accelerator_worker(kv_caches, geometry, region, reports_failures=alone)
+        copier = CpuCopier([t.tensor for t in kv_caches.tensors], region.buffer, geometry)
+        return CopyWorker(copier, geometry, region, reports_failures=alone)
 
     def _build_manager(self) -> VllmManager:
         settings = self.settings
@@ -128,23 +156,23 @@ class KVTiersSpec(OffloadingSpec):
         try:
             # All workers have joined; first of all, so that a refusal leaves no file either.
             region.unlink()
-            layouts.check_world(region.record, self.config.parallel.world_size)
-            return self._wire(region)
+            record = RegionRecord.from_json(region.record)
+            layouts.check_world(record, self.config.parallel.world_size)
+            return self._wire(region, record)
         except BaseException:
             region.close()
             raise
 
-    def _wire(self, region: Region) -> VllmManager:
-        settings, record = self.settings, region.record
-        layout = layouts.layout_of(record)
+    def _wire(self, region: Region, record: RegionRecord) -> VllmManager:
+        settings = self.settings
         namespace = self._namespace(record)
         events = KVEvents(
             self.kv_events_config.enable_kv_cache_events,
             describe=settings.self_describing_kv_events,
         )
-        wired = wire(settings, region, layout, namespace, listen=events)
+        wired = wire(settings, region, record.layout, namespace, listen=events)
         events.places.update(_places(settings, wired.tiers))
-        _report(region, layout, namespace, wired.manager)
+        self._report(region, record, namespace, wired.manager)
         labels = [t.label for t in wired.manager.tiers]
         return VllmManager(
             wired.manager,
@@ -156,30 +184,35 @@ class KVTiersSpec(OffloadingSpec):
             shutdown_deadline_s=settings.shutdown_deadline_s,
         )
 
-    def _namespace(self, record: Mapping[str, Any]) -> Namespace:
-        certificate = {**record["certificate"], "byte_formats": record["byte_formats"]}
+    def _namespace(self, record: RegionRecord) -> Namespace:
         if self.facts is None:
-            return self._namespace_without_facts(certificate)
+            return namespace_without_facts(
+                self.config,
+                record.named_bytes(),
+                model_digest=self.settings.model_digest,
+                hash_seed=os.environ.get("PYTHONHASHSEED"),
+            )
         identity = self.facts.identify(self.settings.model_digest)
         for warning in identity.warnings:
             logger.warning("%s", warning)
         spans = [g.span for g in self.facts.groups]
-        return build_namespace(identity, spans, certificate, portable=record["portable"])
+        return build_namespace(identity, spans, record.named_bytes(), portable=record.portable)
 
-    def _namespace_without_facts(self, certificate: dict[str, Any]) -> Namespace:
-        """Under vLLM's own connector: all that is known is the model's name."""
-        config = self.config
-        return Namespace(
-            {
-                "model": self.settings.model_digest or f"name:{config.model.name}",
-                "kv_dtype": config.model.dtype,
-                "tokens_per_hash": config.cache.tokens_per_hash,
-                "world_size": config.parallel.world_size,
-                "groups": [
-                    [g.group_id, g.tokens_per_block, len(g.layer_names)] for g in config.groups
-                ],
-                "bytes": certificate,
-            }
+    def _report(
+        self, region: Region, record: RegionRecord, namespace: Namespace, core: TieringManager
+    ) -> None:
+        alone = self.facts is None
+        bound = alone or not record.portable
+        logger.info(
+            "kvtiers: host memory for %d chunks of at most %d bytes = %s%d tokens; tiers: %s; "
+            "namespace %s (%s)",
+            region.num_slots,
+            region.slot_bytes,
+            "at least " if alone and len(record.layout.groups) > 1 else "",
+            layouts.tokens_of(record.layout, region.num_slots),
+            ", ".join(t.label for t in core.tiers) or "none",
+            namespace.id,
+            "bound to this topology" if bound else "portable",
         )
 
 
@@ -193,6 +226,42 @@ def refuse_pipelines(stages: int) -> None:
         )
 
 
+def refuse_without_asserts(asserts: bool = __debug__) -> None:
+    """Raise ConfigError where vLLM's own connector would take a failed copy for a good one."""
+    if not asserts:
+        raise ConfigError(
+            "python -O (or PYTHONOPTIMIZE) removes the assertions by which vLLM's own "
+            "OffloadingConnector notices a failed copy; run without it, or use KVTiersConnector",
+            key="PYTHONOPTIMIZE",
+        )
+
+
+def refuse_without_facts(settings: KVTiersConfig, device: str = "cpu") -> None:
+    """Raise ConfigError for what vLLM's own connector does not tell enough about.
+
+    It names the model by a path, and does not say how K and V lie in a page, which on a ``device``
+    other than the CPU depends on the attention backend. That will do for tiers that end with the
+    engine; in others, bytes of two engines could meet under one key.
+    """
+    for position, tier in enumerate(settings.secondary_tiers):
+        if tier.module_path is None and tier.type in _ENDS_WITH_THE_ENGINE:
+            continue
+        where = f"secondary_tiers[{position}] in {WHERE} outlives the engine"
+        if settings.model_digest is None:
+            raise ConfigError(
+                f"{where}, but vLLM's own OffloadingConnector gives the model's name only; use "
+                "KVTiersConnector, or set model_digest to a name that changes with the model's "
+                "weights, dtype, rope and quantization",
+                key="model_digest",
+            )
+        if device != "cpu":
+            raise ConfigError(
+                f"{where}, but vLLM's own OffloadingConnector does not tell how KV lies in the "
+                f"memory of this {device} device; use KVTiersConnector",
+                key=f"secondary_tiers[{position}]",
+            )
+
+
 def _places(settings: KVTiersConfig, tiers: Sequence[SecondaryTier]) -> dict[str, Place]:
     places = {}
     for position, (spec, tier) in enumerate(
@@ -200,22 +269,9 @@ def _places(settings: KVTiersConfig, tiers: Sequence[SecondaryTier]) -> dict[str
     ):
         if spec.options.get("enable_kv_events") and tier.medium is not None:
             locality = Locality(tier.locality) if tier.locality else None
-            label = f"{position}:{tier.name}"
+            label = tier_label(position, tier.name)
             places[label] = Place(Medium(tier.medium), locality, ownership=label)
     return places
-
-
-def _report(region: Region, layout: Any, namespace: Namespace, core: TieringManager) -> None:
-    logger.info(
-        "kvtiers: host memory for %d chunks of at most %d bytes = %d tokens; tiers: %s; "
-        "namespace %s (%s)",
-        region.num_slots,
-        region.slot_bytes,
-        layouts.tokens_of(layout, region.num_slots),
-        ", ".join(t.label for t in core.tiers) or "none",
-        namespace.id,
-        "portable" if region.record["portable"] else "bound to this topology",
-    )
 
 
 def _file_name(text: str) -> str:

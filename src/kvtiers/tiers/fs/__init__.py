@@ -25,7 +25,9 @@ class FsOptions(RunnerOptions):
     are found by their checksum and dropped; never wrong bytes. With it every write waits for the
     device."""
     locality: Literal["LOCAL", "REMOTE"] = "LOCAL"
-    """What tier filters and KV events call it: of this node, or of another or shared."""
+    """What tier filters and KV events call it: of this node, or of another or shared. vLLM's own
+    ``fs`` tier leaves it out unless it is set; here it is ``LOCAL`` then. Some routers drop the
+    events of any other locality."""
     enable_kv_events: bool = False
     """Whether chunks stored in it and removed from it appear among the engine's KV events."""
 

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
@@ -66,6 +67,8 @@ class DirectFiles:
         self.direct = mode != "off"
         """False from the start, or since the file system refused."""
         self._fsync = fsync
+        self._mode_as_asked: bool | None = None
+        """Whether new files get the mode they are opened with; None: no file was made yet."""
         self._local = threading.local()
 
     def header(self) -> memoryview:
@@ -100,13 +103,20 @@ class DirectFiles:
     def _write(self, path: str, payload: memoryview, at: float, flags: int) -> None:
         fd = os.open(path, _WRITE | flags, FILE_MODE)
         try:
-            os.fchmod(fd, FILE_MODE)
+            self._set_mode(fd)
             _write_all(fd, [self.header(), payload])
             os.utime(fd, (at, at))
             if self._fsync:
                 os.fsync(fd)
         finally:
             os.close(fd)
+
+    def _set_mode(self, fd: int) -> None:
+        """Mode 0600 in spite of umask and default ACL; what they do is seen at the first file."""
+        if self._mode_as_asked is None:
+            self._mode_as_asked = stat.S_IMODE(os.fstat(fd).st_mode) == FILE_MODE
+        if not self._mode_as_asked:
+            os.fchmod(fd, FILE_MODE)
 
     def read(self, path: str, payload: memoryview) -> int:
         """Fill the thread's header page and ``payload`` from ``path``.

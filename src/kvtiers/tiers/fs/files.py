@@ -173,7 +173,8 @@ class FilesStore:
         return None
 
     def _write(self, item: Item) -> None:
-        name, path = self._name(item.key), self._path(item.key)
+        name = self._name(item.key)
+        path = f"{self._root}/{name}"
         with self._room.using(name):
             if self._room.may_hold(name) and _exists(path):
                 return
@@ -212,7 +213,8 @@ class FilesStore:
             folders.sync_folder(folder)
 
     def _read(self, item: Item) -> None:
-        name, path = self._name(item.key), self._path(item.key)
+        name = self._name(item.key)
+        path = f"{self._root}/{name}"
         with self._room.using(name):
             try:
                 size = self._io.read(path, item.view)

@@ -19,7 +19,7 @@ _FOLDER = re.compile(r"[0-9a-f]{2}")
 def chunk_path(key: Key) -> str:
     """Path of a chunk relative to its namespace's folder."""
     digest = key_digest(key).hex()
-    return f"{digest[:2].ljust(2, '0')}/{digest}-g{key_group(key)}{SUFFIX}"
+    return f"{digest[:2] or '00'}/{digest}-g{key_group(key)}{SUFFIX}"
 
 
 def chunk_key(file_name: str) -> Key | None:

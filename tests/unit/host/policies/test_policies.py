@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from policy_oracles import NaiveARC, NaiveLRU
 
 from kvtiers.chunks import make_key
+from kvtiers.config import BUILTIN_POLICIES
 from kvtiers.errors import ConfigError
-from kvtiers.host.policies import BUILT_IN, ARCPolicy, LRUPolicy, load_policy
+from kvtiers.host.policies import BUILT_IN, ARCPolicy, LRUPolicy, find_policy, load_policy
 
 KEYS = [make_key(bytes([i]) * 32, 0) for i in range(24)]
 A, B, C, D = KEYS[:4]
@@ -164,8 +165,24 @@ def test_the_repr_has_counts(policy):
 
 @pytest.mark.parametrize(("wrong", "near"), [("lur", "lru"), ("ARC", "arc"), ("lru2", "lru")])
 def test_an_unknown_name_gets_the_nearest_one(wrong, near):
-    with pytest.raises(ConfigError, match=f'eviction_policy "{wrong}".*did you mean "{near}"'):
+    with pytest.raises(ConfigError, match=f"eviction_policy '{wrong}'.*did you mean '{near}'"):
         load_policy(wrong, capacity=4)
+
+
+def test_the_names_that_the_configuration_accepts_are_the_policies_there_are():
+    assert tuple(BUILT_IN) == BUILTIN_POLICIES
+
+
+def test_a_policy_can_be_looked_for_before_there_is_a_capacity(plugin):
+    module = plugin(
+        "from kvtiers.host.policies import LRUPolicy\n"
+        "class Mine(LRUPolicy):\n"
+        "    def __init__(self, capacity): raise AssertionError('built')\n"
+    )
+    assert find_policy("Mine", module).__name__ == "Mine"
+    assert find_policy("arc") is ARCPolicy
+    with pytest.raises(ConfigError, match='"Yours" is not a class'):
+        find_policy("Yours", module)
 
 
 @pytest.fixture

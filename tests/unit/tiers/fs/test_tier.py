@@ -19,7 +19,9 @@ HIT, MISS = Lookup.HIT, Lookup.MISS
 def bench(root: Path, **options: Any) -> Bench:
     inbox = Inbox()
     folder = Folder(root)
-    context = StoreContext("fs", NAMESPACE, LAYOUT, folder.clock, folder.wall, inbox.removed)
+    context = StoreContext(
+        "fs", "1:fs", NAMESPACE, LAYOUT, folder.clock, folder.wall, inbox.removed
+    )
     return Bench(build(context, FsOptions(root_dir=str(root), **options)), inbox)
 
 

@@ -1,0 +1,440 @@
+"""The ``fs`` tier, layout ``files``, against vLLM's own fs tier and a bare loop, on one disk.
+
+    PYTHONPATH=src .venv/bin/python -m bench.fs_files [--sizes 64KiB,2MiB] [--rounds 5] [--root DIR]
+
+Both tiers are driven as an engine drives them, with equal lanes and equal jobs, in turns: every
+round measures each of them once, the order alternates, and a ratio is the median of the rounds'
+ratios. Files are new in every round. Ours writes, reads and verifies checksums. Prints::
+
+    MODE fs.files O_DIRECT|buffered       whether the page cache is in the way (then files are cold)
+    RATE fs.files.<write|read>.<size> <GB/s: ours> <vLLM's> <bare loop>
+    RATIO fs.files.<write|read>.<size> <ours over vLLM's>
+    LIMIT fs.files.<write|read>.<size> <ours over a bare pwritev/preadv loop of the same shape>
+    RATIO fs.files.lookup <ours over vLLM's: keys/s asked for the first time, half of them there>
+"""
+
+import argparse
+import gc
+import hashlib
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from kvtiers.chunks import (
+    PAGE_BYTES,
+    ChunkLayout,
+    GroupLayout,
+    Key,
+    Lookup,
+    Namespace,
+    RequestContext,
+    make_key,
+)
+from kvtiers.tiers import build_tier
+from kvtiers.tiers.base import Job, JobKind, JobOutcome
+
+THREADS = 16
+"""Of each side. All of them may read, and write: of ours all but one."""
+JOB_BYTES = 16 << 20
+SIZES = {"64KiB": 64 << 10, "512KiB": 512 << 10, "2MiB": 2 << 20, "4MiB": 4 << 20}
+LOOKUP_KEYS, KEYS_PER_REQUEST = 32768, 1024
+WAVE = 8
+"""Requests that arrive together."""
+STEP_S = 0.001
+PATIENCE_S = 120.0
+
+
+def bytes_per_measurement(chunk_bytes: int) -> int:
+    """1 GiB; a quarter of it for small chunks, which take longer."""
+    return 1 << 30 if chunk_bytes >= 512 << 10 else 1 << 28
+
+
+class Memory:
+    """Host memory as the tiers see it: equal slots in one shared mapping."""
+
+    def __init__(self, chunk_bytes: int, total: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        self.slots = total // chunk_bytes
+        self.view = memoryview(mmap.mmap(-1, total))
+        self._pattern = os.urandom(1 << 20)
+        for at in range(0, total, len(self._pattern)):
+            end = min(total, at + len(self._pattern))
+            self.view[at:end] = self._pattern[: end - at]
+        for slot in range(self.slots):
+            self.slot(slot)[:8] = slot.to_bytes(8, "little")
+        self._digest = xxh3_64_intdigest(self.view)
+
+    def slot(self, number: int) -> memoryview:
+        """The bytes of a slot."""
+        return self.view[number * self.chunk_bytes : (number + 1) * self.chunk_bytes]
+
+    def spoil(self) -> None:
+        """Change every slot, so that ``intact`` says whether all were read."""
+        for number in range(self.slots):
+            self.slot(number)[:PAGE_BYTES] = bytes(PAGE_BYTES)
+
+    def intact(self) -> bool:
+        """Whether every byte is as it was made."""
+        return xxh3_64_intdigest(self.view) == self._digest
+
+
+class Subject(Protocol):
+    """What is measured. ``move`` returns when all slots were written or read."""
+
+    def write(self, keys: Sequence[Key]) -> None:
+        """Store slot i as ``keys[i]``."""
+
+    def read(self, keys: Sequence[Key]) -> None:
+        """Load ``keys[i]`` into slot i."""
+
+    def close(self) -> None:
+        """Stop."""
+
+
+def jobs(keys: Sequence[Key], chunk_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """(number, first slot, end) of each job."""
+    step = max(1, JOB_BYTES // chunk_bytes)
+    for number, first in enumerate(range(0, len(keys), step)):
+        yield number, first, min(len(keys), first + step)
+
+
+class Ours:
+    """``kvtiers``' fs tier."""
+
+    def __init__(self, root: str, memory: Memory) -> None:
+        self.root, self.memory = root, memory
+        self.tier: Any = build_tier(
+            {"type": "fs", "root_dir": root, "n_read_threads": 1, "n_write_threads": THREADS - 1},
+            0,
+            namespace=Namespace({"bench": "fs_files"}),
+            layout=ChunkLayout((GroupLayout(0, memory.chunk_bytes, 16),)),
+            clock=time.monotonic,
+            wall_clock=time.time,
+        )
+        self.direct = "direct" in repr(self.tier.store)
+
+    def write(self, keys: Sequence[Key]) -> None:
+        self._run(JobKind.STORE, keys)
+
+    def read(self, keys: Sequence[Key]) -> None:
+        self._run(JobKind.LOAD, keys)
+
+    def _run(self, kind: JobKind, keys: Sequence[Key]) -> None:
+        submit = self.tier.submit_store if kind is JobKind.STORE else self.tier.submit_load
+        for number, first, end in jobs(keys, self.memory.chunk_bytes):
+            slots = tuple(range(first, end))
+            views = tuple(self.memory.slot(slot) for slot in slots)
+            if kind is JobKind.STORE:
+                views = tuple(view.toreadonly() for view in views)
+            if not submit(Job(number, kind, tuple(keys[first:end]), slots, views)):
+                raise SystemExit(f"kvtiers refused a {kind.value} job: {self.tier!r}")
+        self.tier.drain_jobs(PATIENCE_S)
+        ended = self.tier.get_finished_jobs()
+        done = sum(len(o.done) for o in ended if isinstance(o, JobOutcome))
+        if done != len(keys):
+            errors = [str(e) for o in ended for e in getattr(o, "failed", {}).values()]
+            raise SystemExit(f"kvtiers: {done} of {len(keys)} chunks: {errors[:3]}")
+
+    def look_up(self, number: int, keys: Sequence[Key]) -> int | None:
+        """Ask for the keys of a request: how many are there; None: not known yet."""
+        verdicts = self.tier.lookup(keys, RequestContext(str(number)))
+        return None if Lookup.RETRY in verdicts else verdicts.count(Lookup.HIT)
+
+    def end_step(self) -> None:
+        """The step is over."""
+        self.tier.on_schedule_end()
+        self.tier.get_finished_jobs()
+
+    def close(self) -> None:
+        self.tier.shutdown(PATIENCE_S)
+
+
+class Upstream:
+    """vLLM's fs tier, driven without an engine."""
+
+    def __init__(self, root: str, memory: Memory) -> None:
+        from vllm.v1.kv_offload import base
+        from vllm.v1.kv_offload.tiering.base import TransferJob
+        from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
+
+        self._request, self._job, self._step = base.ReqContext, TransferJob, base.ScheduleEndContext
+        self._retry, self._hit = base.LookupResult.RETRY, base.LookupResult.HIT
+        self.root, self.memory = root, memory
+        group = SimpleNamespace(tokens_per_block=16, layer_names=("layer",))
+        config = SimpleNamespace(
+            groups=(group,),
+            canonical_layout=False,
+            replicated_layout=False,
+            parallel=SimpleNamespace(
+                tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, rank=0, is_parallelism_agnostic=True
+            ),
+            model=SimpleNamespace(name="bench", dtype="bfloat16"),
+            cache=SimpleNamespace(tokens_per_hash=16),
+        )
+        view = memory.view.cast("B", (memory.slots, memory.chunk_bytes))
+        half, spec = THREADS // 2, SimpleNamespace(config=config, blocks_per_chunk=1)
+        self.tier: Any = FileSystemTierManager(spec, view, "fs", root, half, half)
+        self.direct = bool(self.tier._use_o_direct)
+
+    def write(self, keys: Sequence[Key]) -> None:
+        self._run(self.tier.submit_store, keys, False)
+
+    def read(self, keys: Sequence[Key]) -> None:
+        self._run(self.tier.submit_load, keys, True)
+
+    def _run(self, submit: Callable[[Any], None], keys: Sequence[Key], promotion: bool) -> None:
+        request = self._request("r")
+        for number, first, end in jobs(keys, self.memory.chunk_bytes):
+            submit(self._job(number, keys[first:end], np.arange(first, end), promotion, request))
+        self.tier.drain_jobs()
+        if not all(result.success for result in self.tier.get_finished_jobs()):
+            raise SystemExit("vLLM's fs tier failed a job")
+
+    def look_up(self, number: int, keys: Sequence[Key]) -> int | None:
+        """As ``Ours.look_up``."""
+        request = self._request(str(number))
+        verdicts = [self.tier.lookup(key, request) for key in keys]
+        if self._retry in verdicts:
+            return None
+        self.tier.on_request_finished(request)
+        return verdicts.count(self._hit)
+
+    def end_step(self) -> None:
+        """As ``Ours.end_step``."""
+        self.tier.on_schedule_end(self._step((), ()))
+        self.tier.get_finished_jobs()
+
+    def close(self) -> None:
+        self.tier.shutdown()
+
+
+class Bare:
+    """A loop of open, one vectored call, close: nothing else."""
+
+    def __init__(self, root: str, memory: Memory, direct: bool) -> None:
+        self.root, self.memory = root, memory
+        self._flags = os.O_DIRECT if direct else 0
+        for fan in range(256):
+            os.makedirs(f"{root}/{fan:02x}")
+
+    def write(self, keys: Sequence[Key]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flags
+        self._run(keys, flags, os.pwritev)
+
+    def read(self, keys: Sequence[Key]) -> None:
+        self._run(keys, os.O_RDONLY | self._flags, os.preadv)
+
+    def _run(self, keys: Sequence[Key], flags: int, move: Callable[..., int]) -> None:
+        def lane(first: int) -> None:
+            header = memoryview(mmap.mmap(-1, PAGE_BYTES))
+            for slot in range(first, len(keys), THREADS):
+                name = keys[slot].hex()
+                fd = os.open(f"{self.root}/{name[:2]}/{name}", flags, 0o600)
+                move(fd, [header, self.memory.slot(slot)], 0)
+                os.close(fd)
+
+        threads = [threading.Thread(target=lane, args=(n,)) for n in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def close(self) -> None:
+        pass
+
+
+def new_keys(round_: str, count: int) -> list[Key]:
+    """Keys that were never used before."""
+    return [make_key(hashlib.sha256(f"{round_}/{n}".encode()).digest(), 0) for n in range(count)]
+
+
+def free_blocks(root: str) -> None:
+    """Empty the chunk files under ``root``. Removing them would be measured in the next round.
+
+    ext4 does not reuse an inode for minutes after its file was removed, and looks at each again.
+    """
+    for file in Path(root).rglob("*"):
+        if file.is_file() and file.stat().st_size >= SIZES["64KiB"]:
+            os.truncate(file, 0)
+
+
+def drop_from_page_cache(root: str) -> None:
+    """Make the files under ``root`` cold; needed where O_DIRECT does not work."""
+    for file in Path(root).rglob("*"):
+        if file.is_file():
+            fd = os.open(file, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Seconds that ``act`` takes."""
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+class Transfers:
+    """Rounds of writes and reads at one chunk size."""
+
+    def __init__(self, root: str, chunk_bytes: int) -> None:
+        self.memory = Memory(chunk_bytes, bytes_per_measurement(chunk_bytes))
+        self.ours = Ours(f"{root}/ours", self.memory)
+        self.upstream = Upstream(f"{root}/upstream", self.memory)
+        self.direct = self.ours.direct and self.upstream.direct
+        bare = Bare(f"{root}/bare", self.memory, self.direct)
+        self.subjects: dict[str, Any] = {"ours": self.ours, "upstream": self.upstream, "bare": bare}
+        self.seconds: dict[tuple[str, str], list[float]] = {}
+
+    def round(self, number: int) -> None:
+        """Write and read with each, in an order that alternates."""
+        names = list(self.subjects)
+        order = names if number % 2 == 0 else names[::-1]
+        keys = new_keys(f"{self.memory.chunk_bytes}/{number}", self.memory.slots)
+        for name in order:
+            os.sync()
+            self._measure("write", name, keys)
+        for name in order:
+            if not self.direct:
+                drop_from_page_cache(self.subjects[name].root)
+            self.memory.spoil()
+            self._measure("read", name, keys)
+            if not self.memory.intact():
+                raise SystemExit(f"{name} read wrong bytes")
+        for subject in self.subjects.values():
+            free_blocks(subject.root)
+
+    def _measure(self, verb: str, name: str, keys: Sequence[Key]) -> None:
+        act = getattr(self.subjects[name], verb)
+        self.seconds.setdefault((verb, name), []).append(timed(lambda: act(keys)))
+
+    def ratio(self, verb: str, other: str) -> float:
+        """Median over the rounds of ours over the other."""
+        pairs = zip(self.seconds[verb, other], self.seconds[verb, "ours"], strict=True)
+        return median(theirs / ours for theirs, ours in pairs)
+
+    def rate(self, verb: str, name: str) -> float:
+        """Median GB/s."""
+        total = self.memory.slots * self.memory.chunk_bytes
+        return total / median(self.seconds[verb, name]) / 1e9
+
+    def close(self) -> None:
+        """Stop all."""
+        for subject in self.subjects.values():
+            subject.close()
+
+
+def measure_transfers(root: str, size: str, rounds: int) -> None:
+    """Print the lines of one chunk size."""
+    transfers = Transfers(root, SIZES[size])
+    try:
+        for number in range(rounds):
+            transfers.round(number)
+    finally:
+        transfers.close()
+    print(f"MODE fs.files {'O_DIRECT' if transfers.direct else 'buffered, cold files'}")
+    for verb in ("write", "read"):
+        rates = [f"{transfers.rate(verb, name):.2f}" for name in transfers.subjects]
+        print(f"RATE fs.files.{verb}.{size} {' '.join(rates)}")
+        print(f"RATIO fs.files.{verb}.{size} {transfers.ratio(verb, 'upstream'):.2f}")
+        print(f"LIMIT fs.files.{verb}.{size} {transfers.ratio(verb, 'bare'):.2f}", flush=True)
+
+
+def measure_lookups(root: str, rounds: int) -> None:
+    """Print the line of lookups: chunks that lie there from an earlier run, and as many absent."""
+    memory = Memory(PAGE_BYTES, LOOKUP_KEYS // 2 * PAGE_BYTES)
+    there = new_keys("there", memory.slots)
+    asked = [k for pair in zip(there, new_keys("absent", memory.slots), strict=True) for k in pair]
+    requests = [
+        asked[n : n + KEYS_PER_REQUEST] for n in range(0, len(asked), KEYS_PER_REQUEST)
+    ]
+    kinds: Iterable[type[Any]] = (Ours, Upstream)
+    for kind in kinds:
+        subject = kind(f"{root}/{kind.__name__}", memory)
+        subject.write(there)
+        subject.close()
+    ratios, rates = [], []
+    for number in range(rounds):
+        seconds: dict[type[Any], float] = {}
+        for kind in (Ours, Upstream)[:: 1 if number % 2 == 0 else -1]:
+            seconds[kind] = lookup_seconds(kind, root, memory, requests)
+        ratios.append(seconds[Upstream] / seconds[Ours])
+        rates.append([len(asked) / seconds[kind] / 1e3 for kind in (Ours, Upstream)])
+    ours, theirs = (median(r[i] for r in rates) for i in (0, 1))
+    print(f"RATE fs.files.lookup {ours:.0f} {theirs:.0f} thousand keys/s")
+    print(f"RATIO fs.files.lookup {median(ratios):.2f}", flush=True)
+
+
+def lookup_seconds(
+    kind: type[Any], root: str, memory: Memory, requests: Sequence[Sequence[Key]]
+) -> float:
+    """How long a tier that was just opened needs for all ``requests``."""
+    subject = kind(f"{root}/{kind.__name__}", memory)
+    try:
+        began = time.perf_counter()
+        hits = sum(wave_hits(subject, requests[n : n + WAVE]) for n in range(0, len(requests), WAVE))
+        seconds = time.perf_counter() - began
+    finally:
+        subject.close()
+    if hits != memory.slots:
+        raise SystemExit(f"{kind.__name__} found {hits} of {memory.slots} chunks")
+    return seconds
+
+
+def wave_hits(subject: Any, requests: Sequence[Sequence[Key]]) -> int:
+    """Requests that arrive together: ask for all in every step until all is known."""
+    waiting, hits = dict(enumerate(requests)), 0
+    while True:
+        for number, keys in list(waiting.items()):
+            found = subject.look_up(number, keys)
+            if found is not None:
+                hits += found
+                del waiting[number]
+        subject.end_step()
+        if not waiting:
+            return hits
+        time.sleep(STEP_S)
+
+
+@contextmanager
+def scratch(parent: str) -> Iterator[str]:
+    """A folder that is gone afterwards."""
+    folder = tempfile.mkdtemp(prefix="kvtiers-bench-", dir=parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sizes", default=",".join([*SIZES, "lookup"]), help="also: lookup")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--root", default=tempfile.gettempdir(), help="where to make a folder")
+    given = parser.parse_args()
+    with scratch(given.root) as root:
+        for size in given.sizes.split(","):
+            gc.collect()
+            gc.freeze()  # as vLLM does: what was imported is not looked at again and again
+            if size == "lookup":
+                measure_lookups(f"{root}/{size}", given.rounds)
+            else:
+                measure_transfers(f"{root}/{size}", size, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

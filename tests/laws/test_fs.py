@@ -1,0 +1,28 @@
+from pathlib import Path
+
+from kvtiers.chunks import PAGE_BYTES
+from kvtiers.testing import StoreLaws, StoreTierLaws
+from kvtiers.tiers.fs.files import FilesStore
+
+
+class TestFs(StoreLaws):
+    def make(self, place, context):
+        return FilesStore(context, str(place / "kv"))
+
+    def peek(self, store, name):
+        path = Path(store._path(name))
+        return path.read_bytes() if path.exists() else None
+
+    def seed(self, store, name, record):
+        path = Path(store._path(name))
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(record)
+
+
+class TestBoundedFs(TestFs):
+    def make(self, place, context):
+        return FilesStore(context, str(place / "kv"), capacity_bytes=250 * PAGE_BYTES)
+
+
+class TestFsTier(StoreTierLaws):
+    store_laws = TestFs

@@ -1,0 +1,212 @@
+"""The kit itself: what it hands out, and that its laws cannot be talked down."""
+
+import inspect
+import random
+import threading
+
+import pytest
+
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.testing import (
+    Fault,
+    FaultyStore,
+    GatedStore,
+    LawBroken,
+    Laws,
+    ManualClock,
+    PolicyLaws,
+    Slots,
+    StoreLaws,
+    TierLaws,
+    When,
+    content,
+    law,
+    laws_of,
+    run,
+)
+from kvtiers.testing.bench import Environment
+from kvtiers.testing.values import NAMESPACE, key, keys, near_misses
+from kvtiers.tiers.base import ChunkStore, Item
+from laws.honest import HonestLaws, HonestStore
+
+FAMILIES = {"S": StoreLaws, "T": TierLaws, "E": PolicyLaws}
+WRAPPERS = [FaultyStore, GatedStore]
+
+
+def methods(cls):
+    return [n for n, v in vars(cls).items() if inspect.isfunction(v) and not n.startswith("_")]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return HonestStore(tmp_path, Environment(NAMESPACE).context())
+
+
+def write(store, *names):
+    slots = Slots.filled(names)
+    views = slots.views(writable=False)
+    return store.write([Item(k, v) for k, v in zip(names, views, strict=True)])
+
+
+# -- laws -----------------------------------------------------------------------------------------
+
+
+def test_a_law_cannot_be_redefined():
+    with pytest.raises(TypeError, match=r"Lenient redefines test_s1_.*S1 cannot be"):
+        type("Lenient", (StoreLaws,), {"test_s1_what_was_written_is_read_back": None})
+
+
+def test_a_law_cannot_be_hidden_by_a_mixin():
+    mixin = type("Mixin", (), {"test_e6_is_deterministic": lambda self: None})
+    with pytest.raises(TypeError, match="E6"):
+        type("Lenient", (mixin, PolicyLaws), {})
+
+
+def test_a_subclass_may_add_laws_and_they_are_laws_too():
+    class Stricter(HonestLaws):
+        @law("X1")
+        def test_x1_more(self):
+            raise LawBroken("always")
+
+    assert laws_of(Stricter)["X1"] == "test_x1_more"
+    assert str(run(Stricter(), "X1", None)) == "always"
+    with pytest.raises(TypeError, match="X1"):
+        type("Lenient", (Stricter,), {"test_x1_more": None})
+
+
+@pytest.mark.parametrize("letter", FAMILIES)
+def test_laws_are_numbered_in_order_and_state_their_obligation(letter):
+    found = laws_of(FAMILIES[letter])
+    assert list(found) == [f"{letter}{n + 1}" for n in range(len(found))]
+    for number, name in found.items():
+        assert name.startswith(f"test_{number.lower()}_")
+        assert getattr(FAMILIES[letter], name).__doc__
+
+
+def test_what_waits_for_the_medium_is_released_and_blamed():
+    class Hasty(Laws):
+        patience_s = 0.01
+
+    held = threading.Event()
+    with pytest.raises(LawBroken, match="lookup waits"), Hasty().watched("lookup", held.set):
+        held.wait(30)
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def test_the_clock_moves_when_told():
+    clock = ManualClock(5.0)
+    clock.advance(2.5)
+    assert clock() == 7.5
+
+
+def test_content_is_a_function_of_the_key_and_nothing_repeats():
+    a, b = content(key("a"), 8192), content(key("b"), 8192)
+    assert content(key("a"), 8192) == a != b
+    assert len({a[i : i + 64] for i in range(0, 8192, 64)}) == 128
+    assert a[:4096] == content(key("a"), 4096)
+
+
+def test_near_misses_are_distinct_and_none_is_the_key():
+    others = near_misses(key("a"))
+    assert key("a") not in others
+    assert len(set(others)) == len(others) > 10
+
+
+def test_slots_notice_a_byte_outside_and_a_view_that_is_kept():
+    slots = Slots(keys("a", "b"), shift=3)
+    views = slots.views(writable=True)
+    views[0][:] = content(key("a"), views[0].nbytes)
+    slots.must_be_guarded()
+    kept = views[1][10:20]
+    with pytest.raises(LawBroken, match="still in use"):
+        slots.must_be_free()
+    kept.release()
+    slots.must_be_free()
+    assert slots.holds(0) == content(key("a"), 4096)
+    slots._map[2] = 0
+    with pytest.raises(LawBroken, match="outside"):
+        slots.must_be_guarded()
+
+
+# -- wrappers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_defines_every_method_of_a_store(wrapper):
+    lacking = [name for name in methods(ChunkStore) if name not in vars(wrapper)]
+    assert not lacking
+    assert len(methods(ChunkStore)) == 7
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_says_what_it_wraps(wrapper, store):
+    wrapped = wrapper(store)
+    wrapped.check()
+    assert wrapped.capabilities is store.capabilities
+    assert "HonestStore" in repr(wrapped)
+
+
+def test_a_fault_before_leaves_nothing_done_and_one_after_leaves_it_done(store):
+    faults = [Fault(operation="write", nth=1), Fault(operation="write", nth=2, when=When.AFTER)]
+    faulty = FaultyStore(store, faults)
+    for name, done in (("a", False), ("b", True)):
+        (error,) = write(faulty, key(name))
+        assert error.kind is Kind.IO
+        assert store.contains([key(name)]) == [done]
+    assert write(faulty, key("c")) == [None]
+    assert [operation for operation, _ in faulty.struck] == ["write", "write"]
+    assert "3 calls, 2 struck" in repr(faulty)
+
+
+def test_the_nth_fault_is_transient_and_a_sticky_one_stays(store):
+    for sticky, expected in (
+        (False, [None, Kind.FULL, None]),
+        (True, [None, Kind.FULL, Kind.FULL]),
+    ):
+        faulty = FaultyStore(store, [Fault(Kind.FULL, "write", nth=2, sticky=sticky)])
+        results = [write(faulty, key(n))[0] for n in range(3)]
+        assert [e and e.kind for e in results] == expected
+
+
+def test_a_fault_of_any_operation_counts_all_calls_and_can_raise(store):
+    faulty = FaultyStore(store, [Fault(nth=3, raises=True)])
+    faulty.contains([])
+    faulty.touch([])
+    with pytest.raises(KVTiersError, match="before write"):
+        write(faulty, key("a"))
+    faulty.delete([])
+    assert list(faulty.scan()) == []
+
+
+def test_a_store_is_closed_even_if_its_close_fails(store):
+    with pytest.raises(KVTiersError, match="close"):
+        FaultyStore(store, [Fault(operation="close")]).close()
+    assert store.closed
+
+
+def test_random_faults_follow_the_generator_they_are_given(store):
+    def struck(seed):
+        faulty = FaultyStore(store, [Fault(probability=0.5)], random.Random(seed))
+        return [write(faulty, key("a"))[0] is None for _ in range(64)]
+
+    assert struck(1) == struck(1) != struck(2)
+    assert 16 < sum(struck(1)) < 48
+
+
+def test_a_gate_holds_only_what_it_is_told_to_and_lets_go(store):
+    gated = GatedStore(store)
+    gated.hold("contains")
+    assert write(gated, key("a")) == [None]
+    answers = []
+    lane = threading.Thread(target=lambda: answers.append(gated.contains([key("a")])))
+    lane.start()
+    gated.wait_until_held()
+    assert not answers
+    assert "holds contains: 1 calls wait" in repr(gated)
+    gated.release()
+    lane.join(20)
+    assert answers == [[True]]
+    with pytest.raises(LawBroken, match="0 of 1 calls"):
+        gated.wait_until_held(patience_s=0.0)
