@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError
-from kvtiers.testing import LawBroken, Slots, must
+from kvtiers.testing import Slots, must
 from kvtiers.testing.bench import Environment, StoreBench
 from kvtiers.testing.laws import Holdings
 from kvtiers.testing.values import NAMESPACE, chunk, keys
@@ -129,18 +129,8 @@ def failing(call, nth, code, sticky=False):
 
 def cases():
     for bounded, sticky, call in itertools.product((False, True), (False, True), CALLS):
-        known = bounded and sticky and call in ("stat", "scandir")
-        marks = [SCAN_RAISES_OSERROR] if known else []
         name = f"{call}-{'sticky' if sticky else 'transient'}-{'bounded' if bounded else 'free'}"
-        yield pytest.param(call, sticky, bounded, marks=marks, id=name)
-
-
-SCAN_RAISES_OSERROR = pytest.mark.xfail(
-    strict=True, raises=OSError, reason="scan lets an OSError of the capacity's first count out"
-)
-OPEN_LEAKS = pytest.mark.xfail(
-    strict=True, raises=LawBroken, reason="a failed open keeps its scratch folder locked and open"
-)
+        yield pytest.param(call, sticky, bounded, id=name)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
@@ -157,7 +147,6 @@ def test_whatever_call_fails_the_promises_hold(call, sticky, bounded, code, tmp_
         must_serve(root, written, **options)
 
 
-@OPEN_LEAKS
 @pytest.mark.parametrize("call", ["pwritev", "preadv"])
 def test_a_store_that_cannot_be_opened_keeps_nothing_open(call, tmp_path):
     for nth in itertools.count(1):

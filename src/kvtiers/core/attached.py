@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kvtiers.chunks import Key, Lookup, OffloadPolicy, RequestContext
 from kvtiers.errors import KVTiersError
-from kvtiers.events import ChunksDeclined, ChunksRemoved, ChunksStored, Event
+from kvtiers.events import ChunksDeclined, ChunksRemoved, ChunksStored, Event, tier_label
 from kvtiers.tiers.base import (
     EmitsEvents,
     FollowsRequests,
@@ -39,7 +39,7 @@ class AttachedTier:
     def __init__(self, tier: SecondaryTier, position: int) -> None:
         self.tier = tier
         self.position = position
-        self.label = f"{position}:{tier.name}"
+        self.label = tier_label(position, tier.name)
         self.medium = tier.medium
         self.locality = tier.locality
         self._requests = tier if isinstance(tier, FollowsRequests) else None

@@ -14,9 +14,9 @@ from kvtiers.core.cascade import CascadeOptions, Cascades
 from kvtiers.core.ledger import Ledger, Request
 from kvtiers.core.load import Loads
 from kvtiers.core.promote import PromoteOptions, Promotions
-from kvtiers.core.store import PRIMARY, StorePlan, Stores, UseCounter
+from kvtiers.core.store import StorePlan, Stores, UseCounter
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.events import ChunksRemoved, Hop, LookedUp, Reason, Sink
+from kvtiers.events import PRIMARY, ChunksRemoved, Hop, LookedUp, Reason, Sink
 from kvtiers.host.index import HostIndex
 from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTier
 
@@ -63,7 +63,7 @@ class TieringManager:
         options = options or ManagerOptions()
         self._index = index
         self._ready = index.ready
-        self._bytes = {g.group.to_bytes(4, "big"): g.chunk_bytes for g in layout.groups}
+        self._layout = layout
         self._view = view
         self._emit = sink
         self.tiers = tuple(AttachedTier(t, i + 1) for i, t in enumerate(tiers))
@@ -323,10 +323,9 @@ class TieringManager:
     def _views(
         self, keys: Sequence[Key], slots: Sequence[int], writable: bool
     ) -> tuple[memoryview, ...]:
-        sizes = self._bytes
+        sizes = self._layout.chunk_sizes(keys)
         return tuple(
-            self._view(slot, sizes[key[-4:]], writable)
-            for key, slot in zip(keys, slots, strict=True)
+            self._view(slot, size, writable) for slot, size in zip(slots, sizes, strict=True)
         )
 
     def _ended(self, tier: AttachedTier, ended: JobOutcome | JobReleased) -> None:

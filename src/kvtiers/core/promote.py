@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from kvtiers.chunks import Key, Lookup
 from kvtiers.core.attached import AttachedTier
 from kvtiers.core.ledger import Asked, Flight, Ledger, Request
-from kvtiers.core.store import PRIMARY, Departed
+from kvtiers.core.store import Departed
 from kvtiers.errors import Kind
 from kvtiers.events import (
+    PRIMARY,
     ChunksDeclined,
     ChunksStored,
     Hop,

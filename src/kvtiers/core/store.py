@@ -7,8 +7,8 @@ from typing import Protocol
 
 from kvtiers.chunks import Key
 from kvtiers.core.ledger import Ledger
-from kvtiers.events import PRIMARY as PRIMARY
 from kvtiers.events import (
+    PRIMARY,
     ChunksDeclined,
     ChunksStored,
     Hop,

@@ -289,9 +289,9 @@ class StoreTier:
             elif isinstance(note, Scan):
                 self._scanned(note)
 
-    def _scanned(self, scan: Scan) -> None:
-        self._presence.add(scan.keys)
-        following = self._scan.took(scan)
+    def _scanned(self, piece: Scan) -> None:
+        self._presence.add(piece.keys)
+        following = self._scan.took(piece)
         self._presence.complete = self._scan.complete and self._exclusive
         if following is not None and not self._closed:
             self._lanes.put(following)

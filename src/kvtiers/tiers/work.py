@@ -12,6 +12,7 @@ from kvtiers.errors import Kind, KVTiersError, Retry
 from kvtiers.tiers.base import ChunkStore, Item, Job, JobKind
 from kvtiers.tiers.lanes import Inbox, Priority, Work
 
+
 def fault(operation: str, error: BaseException) -> KVTiersError:
     """What a store raised, in our family; ``Kind.BROKEN`` for what it should not have raised."""
     if isinstance(error, KVTiersError):

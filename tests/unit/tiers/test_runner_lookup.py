@@ -1,13 +1,14 @@
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tier_kit import SHARED, Bench, ScriptedStore, error, key
+from tier_kit import CHUNK, SHARED, Bench, ScriptedStore, error, key
 
 from kvtiers.chunks import Lookup
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, Reason
-from kvtiers.tiers.base import Capabilities, EmitsEvents, FollowsSteps, HasPendingWork
+from kvtiers.tiers.base import Capabilities, EmitsEvents, Entry, FollowsSteps, HasPendingWork
 
 HIT, MISS, RETRY = Lookup.HIT, Lookup.MISS, Lookup.RETRY
 
@@ -48,6 +49,68 @@ def test_long_scans_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     with Bench(ScriptedStore(stored=range(9))) as bench:
         scanned(bench)
         assert bench.lookup(*range(10)) == [HIT] * 9 + [MISS]
+
+
+def test_a_chunk_that_the_scan_did_not_come_to_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvtiers.tiers.scanning.SCAN_PIECE", 2)
+    store = ScriptedStore(stored=range(4))
+    reached, gate = threading.Event(), threading.Event()
+
+    def slow(_: Any) -> Iterator[Entry]:
+        yield from (Entry(key(n), CHUNK, 0.0) for n in (0, 1))
+        reached.set()
+        assert gate.wait(30)
+        yield from (Entry(key(n), CHUNK, 0.0) for n in (2, 3))
+
+    store.answers["scan"] = slow
+    with Bench(store) as bench:
+        assert bench.inbox.wait(20)
+        bench.tier.on_schedule_end()
+        assert reached.wait(20)
+        assert bench.lookup(0, 1, 2, 9) == [HIT, HIT, RETRY, RETRY]
+        assert bench.resolve(2, 9) == [HIT, MISS]
+        gate.set()
+        scanned(bench)
+        assert bench.lookup(3, 10) == [HIT, MISS]
+        assert store.called("contains") == [(key(2), key(9))]
+
+
+def test_a_hung_scan_loses_its_lane_and_chunks_are_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = ScriptedStore(stored=[1])
+    gate = store.hold("scan")
+    with Bench(store, scan_deadline_s=30) as bench:
+        assert store.entered.acquire(timeout=20)
+        bench.clock.advance(29)
+        bench.tier.get_finished_jobs()
+        assert "0 replaced" in repr(bench.tier._lanes)
+        bench.clock.advance(1)
+        bench.tier.get_finished_jobs()
+        bench.tier.get_finished_jobs()
+        assert "1 replaced" in repr(bench.tier._lanes)
+        assert caplog.text.count("start-up scan hangs") == 1
+        store.hold(key(5))
+        bench.lookup(5)
+        bench.tier.on_schedule_end()
+        assert store.entered.acquire(timeout=20)
+        assert bench.resolve(1, 2) == [HIT, MISS], "the other lane of two, besides the hung one"
+        gate.set()
+        scanned(bench)
+        assert bench.lookup(1, 3) == [HIT, MISS]
+
+
+def test_a_hung_scan_that_cannot_be_replaced_is_tried_again_later() -> None:
+    store = ScriptedStore(stored=[1])
+    store.hold("scan")
+    with Bench(store, scan_deadline_s=30, max_replacement_threads=0) as bench:
+        assert store.entered.acquire(timeout=20)
+        bench.clock.advance(30)
+        bench.tier.get_finished_jobs()
+        assert bench.resolve(1) == [HIT]
+        assert "under way" in repr(bench.tier._scan)
 
 
 def fail(_: Any) -> Any:

@@ -18,6 +18,8 @@ from kvtiers.engines.vllm.spec import KVTiersSpec, refuse_pipelines
 from kvtiers.engines.vllm.tripwires import check_upstream
 from kvtiers.engines.vllm.worker import KVTiersWorker
 from kvtiers.errors import ConfigError
+from kvtiers.host.policies import find_policy
+from kvtiers.tiers import check_tiers
 
 SPEC = {"spec_name": "KVTiersSpec", "spec_module_path": "kvtiers.engines.vllm"}
 
@@ -90,6 +92,8 @@ def _prepare(vllm_config: Any) -> KVTiersConfig:
     """
     transfer = vllm_config.kv_transfer_config
     settings = parse_config(transfer.kv_connector_extra_config)
+    check_tiers(settings.secondary_tiers)
+    find_policy(settings.eviction_policy, settings.cache_policy_module_path)
     refuse_pipelines(vllm_config.parallel_config.pipeline_parallel_size)
     transfer.kv_connector_extra_config.update(SPEC)
     transfer.kv_load_failure_policy = "recompute"

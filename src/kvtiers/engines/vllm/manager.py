@@ -30,10 +30,9 @@ from kvtiers.chunks import Key, Lookup, RequestContext, TierFilter, TierMatch, k
 from kvtiers.core.ledger import Request
 from kvtiers.core.load import NO_SLOT
 from kvtiers.core.manager import TieringManager
-from kvtiers.core.store import PRIMARY
 from kvtiers.engines.vllm.events import KVEvents
 from kvtiers.engines.vllm.metrics import StatsExporter
-from kvtiers.events import LookupTimed, Sink
+from kvtiers.events import PRIMARY, LookupTimed, Sink
 
 logger = logging.getLogger("kvtiers")
 

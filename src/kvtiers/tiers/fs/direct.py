@@ -76,7 +76,7 @@ class DirectFiles:
         return self._pages()[0]
 
     def _pages(self) -> tuple[memoryview, memoryview]:
-        """This thread's header page, and a page for what a file should not have: more bytes."""
+        """The header page of this thread, and a page for what no file should have: more bytes."""
         if not hasattr(self._local, "pages"):
             both = memoryview(mmap.mmap(-1, 2 * PAGE_BYTES))
             self._local.pages = both[:PAGE_BYTES], both[PAGE_BYTES:]

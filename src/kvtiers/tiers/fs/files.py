@@ -68,8 +68,12 @@ class FilesStore:
         try:
             sweep(self._root)
             self._scratch = self._open()
+        except OSError as e:
+            raise folders.unusable(self._root, e) from e
+        try:
             self._probe()
         except OSError as e:
+            self._scratch.close()
             raise folders.unusable(self._root, e) from e
         if direct_io == "on" and not self._io.direct:
             self.close()
@@ -131,7 +135,8 @@ class FilesStore:
     def scan(self) -> Iterator[Entry]:
         """Every chunk file of the namespace."""
         self._refuse_if_closed("scan")
-        self._room.trim()
+        with map_errors("scan", self._root):
+            self._room.trim()
         return self._scan()
 
     def _scan(self) -> Iterator[Entry]:

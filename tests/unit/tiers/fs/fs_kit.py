@@ -1,10 +1,12 @@
 """A files store on a real folder, and ways to damage what it wrote."""
 
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tier_kit import NAMESPACE, ManualClock, context, filled, key, page_aligned
 
 from kvtiers.chunks import PAGE_BYTES, Key, Namespace
@@ -41,6 +43,46 @@ class Folder:
 
     def disk_bytes(self) -> int:
         return sum(p.lstat().st_size for p in self.root.rglob("*") if p.is_file())
+
+
+class PowerCut:
+    """What a device holds of the file system: entries of folders, and files, that were synced."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.unsynced: set[Path] = set()
+        """Entries that a power cut may take away."""
+        self._synced_files: set[int] = set()
+        self._mkdir, self._replace, self._fsync = os.mkdir, os.replace, os.fsync
+        for name in ("mkdir", "replace", "fsync"):
+            monkeypatch.setattr(os, name, getattr(self, name))
+
+    def mkdir(self, path: str, mode: int = 0o777) -> None:
+        self._mkdir(path, mode)
+        self.unsynced.add(Path(path))
+
+    def replace(self, old: str, new: str) -> None:
+        self._replace(old, new)
+        self.unsynced.add(Path(new))
+
+    def fsync(self, fd: int) -> None:
+        self._fsync(fd)
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if path.is_dir():
+            self.unsynced = {entry for entry in self.unsynced if entry.parent != path}
+        else:
+            self._synced_files.add(os.fstat(fd).st_ino)
+
+    def cut(self, root: Path, may_vanish: Callable[[Path], bool] = lambda path: True) -> None:
+        """Lose what was not synced: of the entries, and the bytes of files, those chosen."""
+        for path in sorted(filter(may_vanish, self.unsynced), reverse=True):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for path in filter(may_vanish, root.rglob("*")):
+            if path.is_file() and path.stat().st_ino not in self._synced_files:
+                os.truncate(path, 0)
+        self.unsynced.clear()
 
 
 def write(store: FilesStore, *ns: int, size: int = 8192) -> list[Kind | None]:
