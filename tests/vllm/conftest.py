@@ -147,9 +147,19 @@ def running(model: Path, **options: Any) -> Iterator[Engine]:
 
 def _remove_what_vllm_left(before: set[str]) -> None:
     """With several ranks vLLM leaves its own queues and semaphores in shared memory."""
-    for name in set(os.listdir("/dev/shm")) - before:
-        if name.startswith(("psm_", "sem.mp-", "vllm_dist_")):
-            os.unlink(f"/dev/shm/{name}")
+    new = {n for n in set(os.listdir("/dev/shm")) - before if n.startswith(("psm_", "sem.mp-"))}
+    if new:
+        used = "".join(_maps(process) for process in Path("/proc").glob("[0-9]*"))
+        for name in new:
+            if f"/dev/shm/{name}" not in used:
+                Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def _maps(process: Path) -> str:
+    try:
+        return (process / "maps").read_text()
+    except OSError:
+        return ""  # it ended meanwhile, or is not ours to look at
 
 
 @pytest.fixture(scope="session")

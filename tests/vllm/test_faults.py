@@ -231,11 +231,15 @@ def test_a_host_tier_of_one_chunk(engine, prompt):
 
 
 def test_a_host_tier_of_one_chunk_above_a_disk(engine, prompt, tmp_path):
-    config = offload(512 * 1024, secondary_tiers=[disk(tmp_path)])
-    with engine(kv_transfer_config=config) as e:
+    """float32: what is not cached is computed in other shapes than in a cold run."""
+    config = offload(1024 * 1024, secondary_tiers=[disk(tmp_path)])
+    with engine(dtype="float32", kv_transfer_config=config) as e:
+        (cold,) = e.ask(prompt(TOKENS))
+        settle(e)
         for _ in range(3):
             e.forget_device()
-            assert e.ask(prompt(TOKENS))[0].tokens
+            (answer,) = e.ask(prompt(TOKENS))
+            assert answer.tokens == cold.tokens
             settle(e)
 
 
@@ -294,7 +298,7 @@ if __name__ == "__main__":
 
 
 def test_a_killed_engine_leaves_no_memory_and_no_torn_chunk(engine, checkpoint, prompt, tmp_path):
-    root, here = tmp_path / "kv", Path(__file__).parent
+    root, here, before = tmp_path / "kv", Path(__file__).parent, set(shared_memory())
     script = tmp_path / "killed.py"
     script.write_text(
         KILLED.format(
@@ -311,7 +315,7 @@ def test_a_killed_engine_leaves_no_memory_and_no_torn_chunk(engine, checkpoint, 
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    assert shared_memory() == []
+    assert set(shared_memory()) <= before
     with engine(kv_transfer_config=offload(secondary_tiers=[disk(root)])) as e:
         e.ask(prompt(TOKENS))
         settle(e)

@@ -19,6 +19,9 @@ from kvtiers.tiers.base import Job, JobKind, JobOutcome
 
 _ABSENT = object()
 
+SOON_S = 5.0
+"""An idle engine goes on stepping for a backlog whose pause is over by then."""
+
 ATTEMPTS = 3
 """A chunk that a tier failed to take this often in a row is parked for ``park_s``."""
 
@@ -159,9 +162,9 @@ class Cascades:
         """Chunks in backlogs, over all tiers."""
         return sum(len(b.keys) + len(b.parked) for b in self._backlogs.values())
 
-    def ready(self, now: float) -> bool:
-        """Whether some backlog could be sent now."""
-        return any(b.keys and b.paused_until <= now for b in self._backlogs.values())
+    def due(self, now: float) -> bool:
+        """Whether some backlog can be sent now or soon, so that steps are worth taking for it."""
+        return any(b.keys and b.paused_until <= now + SOON_S for b in self._backlogs.values())
 
     def _send_one(self, tier: AttachedTier, backlog: _Backlog, now: float) -> bool:
         keys = self._next_batch(backlog)

@@ -225,12 +225,12 @@ class TieringManager:
             if queries:
                 self._emit(LookedUp(tier.label, queries, hits))
 
-    def has_pending_work(self) -> bool:
+    def has_pending_work(self, now: float) -> bool:
         """Whether steps are needed although the engine has nothing to schedule."""
         return (
             bool(self._ledger.flights)
             or self._promotions.pending
-            or self._cascades.ready(self._now)
+            or self._cascades.due(now)
             or any(t.has_pending_work() for t in self.tiers)
         )
 
@@ -279,7 +279,7 @@ class TieringManager:
         while True:
             self.end_step(clock())
             left = until - clock()
-            if not self._ledger.flights and not self._cascades.ready(self._now):
+            if not self._ledger.flights and not self._cascades.due(self._now):
                 return self._cascades.waiting == 0
             if left <= 0:
                 return False

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from core_harness import ScriptedTier, World, key, keys
 
@@ -157,14 +159,14 @@ def test_a_tier_that_raises_on_every_call_is_left_alone_and_its_neighbour_serves
 def test_work_is_pending_while_something_is_in_flight() -> None:
     tier = ScriptedTier()
     world = World(tiers=[tier])
-    assert not world.manager.has_pending_work()
+    assert not world.manager.has_pending_work(world.now)
     world.stored(keys(1))
-    assert world.manager.has_pending_work()
+    assert world.manager.has_pending_work(world.now)
     world.step()
-    assert world.manager.has_pending_work()
+    assert world.manager.has_pending_work(world.now)
     tier.finish_all()
     world.step()
-    assert not world.manager.has_pending_work()
+    assert not world.manager.has_pending_work(world.now)
 
 
 def test_its_repr_tells_an_operator_how_things_stand() -> None:
@@ -184,7 +186,7 @@ def test_a_job_that_a_tier_never_reports_is_failed_by_the_core() -> None:
     world.step()
     job = tier.jobs[0]
     world.step(seconds=51.0)
-    assert not world.manager.has_pending_work()
+    assert not world.manager.has_pending_work(world.now)
     assert world.index.free == 0, "its slot may still be written to"
     tier.finish(job)
     world.step()
@@ -233,12 +235,28 @@ def test_drain_says_so_when_something_could_not_be_sent() -> None:
     world.step()
     tier.finish(tier.jobs[0], fail=keys(1))
     world.step()
-    assert not world.manager.has_pending_work()
+    times = itertools.count(world.now)
     tier.accepts = False
-    assert not world.manager.drain(1.0, lambda: world.now)
+    assert not world.manager.drain(10.0, lambda: float(next(times)))
     tier.accepts = True
-    assert world.manager.drain(1.0, lambda: world.now)
+    assert world.manager.drain(10.0, lambda: float(next(times)))
     assert key(1) in tier.holds
+
+
+def test_an_idle_engine_steps_on_for_a_backlog_that_is_paused_briefly() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    world.step()
+    for pause in (1, 2):
+        assert world.manager.has_pending_work(world.now)
+        tier.finish(tier.jobs[0], fail=keys(1))
+        world.step()
+        assert world.manager.has_pending_work(world.now)
+        world.step(seconds=pause)
+    tier.finish(tier.jobs[0], fail=keys(1))
+    world.step()
+    assert not world.manager.has_pending_work(world.now), "parked for a minute: it need not spin"
 
 
 def test_a_shutdown_without_time_sends_nothing() -> None:

@@ -241,7 +241,7 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: False)
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although it has nothing to schedule."""
-        return self.core.has_pending_work()
+        return self.core.has_pending_work(self._clock())
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Residency changes since the last call."""
