@@ -5,7 +5,6 @@ of a lane.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError, Retry
@@ -121,8 +120,10 @@ class Transfer(Work):
 
 def release(view: memoryview) -> None:
     """Make ``view`` unusable, unless a store kept an export of it in spite of its contract."""
-    with suppress(BufferError):
+    try:
         view.release()
+    except BufferError:
+        return
 
 
 class Mover:

@@ -12,13 +12,12 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Sequence
+from typing import Literal
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.tiers.fs.folders import FILE_MODE
 
-T = TypeVar("T")
 DirectIO = Literal["auto", "on", "off"]
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not block us
@@ -77,35 +76,34 @@ class DirectFiles:
 
     def _pages(self) -> tuple[memoryview, memoryview]:
         """The header page of this thread, and a page for what no file should have: more bytes."""
-        if not hasattr(self._local, "pages"):
+        try:
+            pages: tuple[memoryview, memoryview] = self._local.pages
+        except AttributeError:
             both = memoryview(mmap.mmap(-1, 2 * PAGE_BYTES))
-            self._local.pages = both[:PAGE_BYTES], both[PAGE_BYTES:]
-        pages: tuple[memoryview, memoryview] = self._local.pages
+            pages = self._local.pages = both[:PAGE_BYTES], both[PAGE_BYTES:]
         return pages
 
-    def write(self, path: str, payload: memoryview, at: float) -> None:
+    def write(self, path: str, payload: memoryview) -> None:
         """Make the new file ``path`` of the thread's header page and ``payload``.
 
-        It gets mode 0600 whatever the umask, and the modification time ``at`` (seconds). Raises
-        OSError; then no file is there.
+        It gets mode 0600 whatever the umask. Raises OSError; then a part of the file may be there.
         """
-
-        def attempt(flags: int) -> None:
-            try:
-                self._write(path, payload, at, flags)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+        flags = os.O_DIRECT if self.direct else 0
+        try:
+            self._write(path, payload, flags)
+        except OSError as e:
+            if not _refused(e, flags):
                 raise
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            self._write(path, payload, 0)
+            self._blame(payload)
 
-        self._either(payload, attempt)
-
-    def _write(self, path: str, payload: memoryview, at: float, flags: int) -> None:
+    def _write(self, path: str, payload: memoryview, flags: int) -> None:
         fd = os.open(path, _WRITE | flags, FILE_MODE)
         try:
             self._set_mode(fd)
-            _write_all(fd, [self.header(), payload])
-            os.utime(fd, (at, at))
+            _write_all(fd, self._pages()[0], payload)
             if self._fsync:
                 os.fsync(fd)
         finally:
@@ -124,12 +122,20 @@ class DirectFiles:
         Returns the size of the file, -1 if it is no regular file. If that is not the size of
         both, they may hold anything. Raises OSError.
         """
+        flags = os.O_DIRECT if self.direct else 0
         try:
-            return self._either(payload, lambda flags: self._read(path, payload, flags))
+            try:
+                return self._read(path, payload, flags)
+            except OSError as e:
+                if not _refused(e, flags):
+                    raise
+            size = self._read(path, payload, 0)
         except OSError as e:
             if e.errno in _IRREGULAR:
                 return -1
             raise
+        self._blame(payload)
+        return size
 
     def _read(self, path: str, payload: memoryview, flags: int) -> int:
         header, beyond = self._pages()
@@ -144,27 +150,23 @@ class DirectFiles:
         finally:
             os.close(fd)
 
-    def _either(self, payload: memoryview, act: Callable[[int], T]) -> T:
-        """Call ``act`` with O_DIRECT, or with no flag where that does not work."""
-        if not self.direct:
-            return act(0)
-        try:
-            return act(os.O_DIRECT)
-        except OSError as e:
-            if e.errno != errno.EINVAL:
-                raise
-        result = act(0)
+    def _blame(self, payload: memoryview) -> None:
+        """The buffered way worked where O_DIRECT did not: because of the memory, or never here."""
         if aligned(payload):
             self.direct = False
-        return result
 
     def __repr__(self) -> str:
         return f"<DirectFiles {'direct' if self.direct else 'buffered'}>"
 
 
-def _write_all(fd: int, buffers: Sequence[memoryview]) -> None:
+def _refused(error: OSError, flags: int) -> bool:
+    return bool(flags) and error.errno == errno.EINVAL
+
+
+def _write_all(fd: int, header: memoryview, payload: memoryview) -> None:
     """A full device may take a part first and name the error only when asked for the rest."""
-    total = sum(b.nbytes for b in buffers)
+    buffers = [header, payload]
+    total = PAGE_BYTES + payload.nbytes
     done = os.pwritev(fd, buffers, 0)
     while done < total:
         wrote = os.pwritev(fd, _rest(buffers, done), done)

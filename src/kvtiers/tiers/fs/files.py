@@ -94,7 +94,7 @@ class FilesStore:
         path = self._scratch.path()
         page = memoryview(mmap.mmap(-1, PAGE_BYTES))
         try:
-            self._io.write(path, page, self._context.wall_clock())
+            self._io.write(path, page)
             self._io.read(path, page)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -197,7 +197,7 @@ class FilesStore:
         temp = self._scratch.path()
         self._room.reserve(temp, PAGE_BYTES + item.view.nbytes)
         try:
-            self._io.write(temp, item.view, self._context.wall_clock())
+            self._io.write(temp, item.view)
             self._move(temp, path)
             self._room.fill(temp, name)
         except BaseException:
@@ -208,14 +208,13 @@ class FilesStore:
             self._room.release(temp)
 
     def _move(self, temp: str, path: str) -> None:
-        folder = os.path.dirname(path)
         try:
             os.replace(temp, path)
         except FileNotFoundError:
-            folders.make_folder(folder, durable=self._fsync)
+            folders.make_folder(os.path.dirname(path), durable=self._fsync)
             os.replace(temp, path)
         if self._fsync:
-            folders.sync_folder(folder)
+            folders.sync_folder(os.path.dirname(path))
 
     def _read(self, item: Item) -> None:
         name = self._name(item.key)

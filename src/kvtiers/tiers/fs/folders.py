@@ -35,7 +35,7 @@ def make_folder(path: str, *, durable: bool = False) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, FOLDER_MODE)
         os.chmod(path, FOLDER_MODE)
-        if False:
+        if durable:
             sync_folder(parent)
         return
     if not os.path.isdir(path):

@@ -53,9 +53,9 @@ class Watched:
         self._lock = threading.Lock()
         write_file, unlink = store._io.write, os.unlink
 
-        def watched_write(path: str, payload: memoryview, at: float) -> None:
+        def watched_write(path: str, payload: memoryview) -> None:
             self._add(PAGE_BYTES + payload.nbytes)
-            write_file(path, payload, at)
+            write_file(path, payload)
 
         def watched_unlink(path: str, **where: int) -> None:
             size = 0 if where else os.lstat(path).st_size
@@ -101,12 +101,11 @@ def test_never_above_the_capacity_with_many_writers(
 
 def test_recency_survives_a_restart(folder: Folder) -> None:
     store = folder.open(capacity_bytes=capacity(3))
+    write(store, 1, 2, 3)
     for n in (1, 2, 3):
-        write(store, n)
-        folder.wall.advance(1)
+        folder.age(n, folder.wall.now - 10 + n)
     store.touch([key(1)])
     store.close()
-    folder.wall.advance(1)
     store = folder.open(capacity_bytes=capacity(3))
     write(store, 4, 5)
     assert store.contains([key(n) for n in (1, 2, 3, 4, 5)]) == [True, False, False, True, True]
@@ -117,7 +116,8 @@ def test_other_namespaces_under_the_root_count_and_leave_first_when_older(folder
     old = folder.open(OTHER)
     write(old, 1, 2)
     old.close()
-    folder.wall.advance(10)
+    for n in (1, 2):
+        folder.age(n, folder.wall.now, OTHER)
     store = folder.open(capacity_bytes=capacity(2))
     write(store, 1, 2)
     assert not folder.file(1, OTHER).exists()
@@ -130,9 +130,9 @@ def test_other_namespaces_under_the_root_count_and_leave_first_when_older(folder
 
 def test_lowered_capacity_is_enforced_by_the_start_up_scan(folder: Folder) -> None:
     store = folder.open()
+    write(store, *range(5))
     for n in range(5):
-        write(store, n)
-        folder.wall.advance(1)
+        folder.age(n, folder.wall.now + n)
     store.close()
     store = folder.open(capacity_bytes=capacity(2))
     assert {e.key for e in store.scan()} == {key(3), key(4)}
