@@ -22,14 +22,19 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
 import numpy as np
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.tiering.base import TransferJob
+from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from xxhash import xxh3_64_intdigest
 
 from kvtiers.chunks import (
@@ -49,9 +54,8 @@ THREADS = 16
 """Of each side. All of them may read, and write: of ours all but one."""
 JOB_BYTES = 16 << 20
 SIZES = {"64KiB": 64 << 10, "512KiB": 512 << 10, "2MiB": 2 << 20, "4MiB": 4 << 20}
-LOOKUP_KEYS, KEYS_PER_REQUEST = 32768, 1024
-WAVE = 8
-"""Requests that arrive together."""
+LOOKUP_KEYS, KEYS_PER_REQUEST = 8192, 1024
+"""8 requests that arrive together."""
 STEP_S = 0.001
 PATIENCE_S = 120.0
 
@@ -165,12 +169,6 @@ class Upstream:
     """vLLM's fs tier, driven without an engine."""
 
     def __init__(self, root: str, memory: Memory) -> None:
-        from vllm.v1.kv_offload import base
-        from vllm.v1.kv_offload.tiering.base import TransferJob
-        from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
-
-        self._request, self._job, self._step = base.ReqContext, TransferJob, base.ScheduleEndContext
-        self._retry, self._hit = base.LookupResult.RETRY, base.LookupResult.HIT
         self.root, self.memory = root, memory
         group = SimpleNamespace(tokens_per_block=16, layer_names=("layer",))
         config = SimpleNamespace(
@@ -195,25 +193,25 @@ class Upstream:
         self._run(self.tier.submit_load, keys, True)
 
     def _run(self, submit: Callable[[Any], None], keys: Sequence[Key], promotion: bool) -> None:
-        request = self._request("r")
+        request = ReqContext("r")
         for number, first, end in jobs(keys, self.memory.chunk_bytes):
-            submit(self._job(number, keys[first:end], np.arange(first, end), promotion, request))
+            submit(TransferJob(number, keys[first:end], np.arange(first, end), promotion, request))
         self.tier.drain_jobs()
         if not all(result.success for result in self.tier.get_finished_jobs()):
             raise SystemExit("vLLM's fs tier failed a job")
 
     def look_up(self, number: int, keys: Sequence[Key]) -> int | None:
         """As ``Ours.look_up``."""
-        request = self._request(str(number))
+        request = ReqContext(str(number))
         verdicts = [self.tier.lookup(key, request) for key in keys]
-        if self._retry in verdicts:
+        if LookupResult.RETRY in verdicts:
             return None
         self.tier.on_request_finished(request)
-        return verdicts.count(self._hit)
+        return verdicts.count(LookupResult.HIT)
 
     def end_step(self) -> None:
         """As ``Ours.end_step``."""
-        self.tier.on_schedule_end(self._step((), ()))
+        self.tier.on_schedule_end(ScheduleEndContext((), ()))
         self.tier.get_finished_jobs()
 
     def close(self) -> None:
@@ -354,43 +352,40 @@ def measure_transfers(root: str, size: str, rounds: int) -> None:
 
 
 def measure_lookups(root: str, rounds: int) -> None:
-    """Print the line of lookups: chunks that lie there from an earlier run, and as many absent."""
+    """Print the line of lookups: chunks that another engine stored just now, and as many absent."""
     memory = Memory(PAGE_BYTES, LOOKUP_KEYS // 2 * PAGE_BYTES)
-    there = new_keys("there", memory.slots)
-    asked = [k for pair in zip(there, new_keys("absent", memory.slots), strict=True) for k in pair]
-    requests = [
-        asked[n : n + KEYS_PER_REQUEST] for n in range(0, len(asked), KEYS_PER_REQUEST)
-    ]
-    kinds: Iterable[type[Any]] = (Ours, Upstream)
-    for kind in kinds:
-        subject = kind(f"{root}/{kind.__name__}", memory)
-        subject.write(there)
-        subject.close()
-    ratios, rates = [], []
+    kinds: dict[str, type[Any]] = {"ours": Ours, "upstream": Upstream}
+    pairs = {
+        n: (kind(f"{root}/{n}", memory), kind(f"{root}/{n}", memory)) for n, kind in kinds.items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(rounds):
-        seconds: dict[type[Any], float] = {}
-        for kind in (Ours, Upstream)[:: 1 if number % 2 == 0 else -1]:
-            seconds[kind] = lookup_seconds(kind, root, memory, requests)
-        ratios.append(seconds[Upstream] / seconds[Ours])
-        rates.append([len(asked) / seconds[kind] / 1e3 for kind in (Ours, Upstream)])
-    ours, theirs = (median(r[i] for r in rates) for i in (0, 1))
+        for name in list(kinds)[:: 1 if number % 2 == 0 else -1]:
+            other, asker = pairs[name]
+            there, absent = (
+                new_keys(f"{what}/{number}", memory.slots) for what in ("there", "absent")
+            )
+            other.write(there)
+            asked = [key for pair in zip(there, absent, strict=True) for key in pair]
+            seconds[name].append(lookup_seconds(asker, asked))
+    for pair in pairs.values():
+        for subject in pair:
+            subject.close()
+    ours, theirs = (LOOKUP_KEYS / median(seconds[name]) / 1e3 for name in kinds)
+    ratio = median(t / o for o, t in zip(*seconds.values(), strict=True))
     print(f"RATE fs.files.lookup {ours:.0f} {theirs:.0f} thousand keys/s")
-    print(f"RATIO fs.files.lookup {median(ratios):.2f}", flush=True)
+    print(f"RATIO fs.files.lookup {ratio:.2f}", flush=True)
 
 
-def lookup_seconds(
-    kind: type[Any], root: str, memory: Memory, requests: Sequence[Sequence[Key]]
-) -> float:
-    """How long a tier that was just opened needs for all ``requests``."""
-    subject = kind(f"{root}/{kind.__name__}", memory)
-    try:
-        began = time.perf_counter()
-        hits = sum(wave_hits(subject, requests[n : n + WAVE]) for n in range(0, len(requests), WAVE))
-        seconds = time.perf_counter() - began
-    finally:
-        subject.close()
-    if hits != memory.slots:
-        raise SystemExit(f"{kind.__name__} found {hits} of {memory.slots} chunks")
+def lookup_seconds(asker: Any, keys: Sequence[Key]) -> float:
+    """How long it takes to know of all ``keys``, every other of which is there."""
+    step = KEYS_PER_REQUEST
+    requests = [keys[n : n + step] for n in range(0, len(keys), step)]
+    began = time.perf_counter()
+    hits = wave_hits(asker, requests)
+    seconds = time.perf_counter() - began
+    if hits != len(keys) // 2:
+        raise SystemExit(f"{type(asker).__name__} found {hits} of {len(keys) // 2} chunks")
     return seconds
 
 

@@ -156,7 +156,9 @@ class KVTiersConfig:
         _FOLDER, "The folder, in memory, of the file that workers and scheduler share.", "/dev/shm"
     )
     shutdown_deadline_s: float = option(
-        _SECONDS, "How long a shutdown waits for cascades under way.", 10.0
+        _SECONDS,
+        "How long a shutdown waits for cascades under way; vLLM must wait too, --shutdown-timeout.",
+        10.0,
     )
     ignored: tuple[tuple[str, str], ...] = not_an_option(())
     """Keys that were given and have no effect here, each with the reason."""

@@ -109,6 +109,15 @@ class TransferFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiesFailed:
+    """``count`` chunks could not be copied between host memory and accelerator."""
+
+    hop: Hop
+    tier: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOffered:
     """``count`` absent chunks asked for room in host memory at once."""
 
@@ -123,6 +132,7 @@ Event = (
     | LookupTimed
     | TransferStarted
     | TransferFinished
+    | CopiesFailed
     | StoreOffered
 )
 

@@ -11,6 +11,7 @@ from kvtiers.events import (
     ChunksDeclined,
     ChunksRemoved,
     ChunksStored,
+    CopiesFailed,
     Event,
     Hop,
     LookedUp,
@@ -53,6 +54,7 @@ class Metrics:
             ChunksDeclined: self._declined,
             TransferStarted: self._started,
             TransferFinished: self._finished,
+            CopiesFailed: self._copies_failed,
             StoreOffered: self._offered,
         }
 
@@ -102,6 +104,9 @@ class Metrics:
         if e.done:
             counters["bytes", (e.hop.value, e.tier)] += e.bytes
             counters["seconds", (e.hop.value, e.tier)] += e.seconds
+
+    def _copies_failed(self, e: CopiesFailed) -> None:
+        self._sample.counters["chunks_failed", (e.hop.value, e.tier, "failed")] += e.count
 
     def _offered(self, e: StoreOffered) -> None:
         self._sample.observations["store_offered", ()].append(e.count)

@@ -14,7 +14,7 @@ from kvtiers.host.policies import load_policy
 from kvtiers.host.region import Region
 from kvtiers.metrics import Metrics
 from kvtiers.tiers import build_tier
-from kvtiers.tiers.base import SecondaryTier
+from kvtiers.tiers.base import SecondaryTierManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Wired:
 
     manager: TieringManager
     metrics: Metrics
-    tiers: tuple[SecondaryTier, ...]
+    tiers: tuple[SecondaryTierManager, ...]
 
 
 def wire(
@@ -62,8 +62,8 @@ def _tiers(
     layout: ChunkLayout,
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
-) -> tuple[SecondaryTier, ...]:
-    built: list[SecondaryTier] = []
+) -> tuple[SecondaryTierManager, ...]:
+    built: list[SecondaryTierManager] = []
     try:
         for position, spec in enumerate(config.secondary_tiers):
             built.append(

@@ -350,7 +350,9 @@ class Simulation:
 
     def _at_rest(self):
         waiting = self.manager._cascades.waiting
-        return not (waiting or self.manager.has_pending_work(self.now) or any(t.jobs for t in self.tiers))
+        return not (
+            waiting or self.manager.has_pending_work(self.now) or any(t.jobs for t in self.tiers)
+        )
 
     def _transfers_must_balance(self):
         """Each job that began has ended once, and no other."""

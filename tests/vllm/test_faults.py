@@ -54,6 +54,8 @@ def test_a_failed_load_is_computed_and_its_chunks_are_stored_again(
         assert e.ask(asked) == [cold]
         assert copies.failed == 1
         settle(e)
+        failed = e.metrics()["vllm:kvtiers_chunks_failed"]
+        assert failed > 0, "a failed load is a metric"
         copies.on = False
         e.forget_device()
         assert e.ask(asked) == [expected]
@@ -70,6 +72,7 @@ def test_a_failed_store_is_a_miss_and_is_offered_again_later(engine, prompt, mon
         (cold,) = e.ask(asked)
         settle(e)
         assert copies.failed > 0
+        assert e.metrics()["vllm:kvtiers_chunks_failed"] > 0, "a failed store is a metric"
         assert manager_of(e).core.use.resident == 0
         copies.on = False
         e.forget_device()

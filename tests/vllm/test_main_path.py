@@ -282,3 +282,77 @@ def test_a_batch_of_requests_with_shared_prefixes(engine, prompt, tmp_path):
             assert [a.tokens for a in e.ask(*asked)] == expected
             settle(e)
         assert sum(e.cached) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "options"),
+    [
+        ("qwen3_next", 1500, {}),
+        ("deepseek_v2", 600, {"num_gpu_blocks_override": 1024, "max_model_len": 2048}),
+    ],
+)
+def test_what_is_bound_to_the_topology_comes_back_too(
+    engine, prompt, tmp_path, kind, tokens, options
+):
+    """Recurrent state and MLA. MLA on the CPU computes differently in each batch: bytes only."""
+    config = offload(64e6, secondary_tiers=[disk(tmp_path)])
+    asked = prompt(tokens)
+    with engine(kind, kv_transfer_config=config, **options) as e:
+        e.ask(asked)
+        settle(e)
+        (expected,) = e.ask(asked)
+        settle(e)
+        e.forget_device()
+        (answer,) = e.ask(asked)
+        assert e.cached[0] > tokens // 2
+        if kind == "qwen3_next":
+            assert answer == expected
+        settle(e)
+        loaded = e.cached
+    with engine(kind, kv_transfer_config=config, **options) as e:
+        (again,) = e.ask(asked)
+        assert e.cached == loaded
+        assert again == answer
+
+
+def test_the_engine_is_set_to_recompute_failed_loads_and_needs_no_flag_for_hybrid_models(engine):
+    from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA
+
+    from kvtiers.engines.vllm import KVTiersConnector
+
+    assert issubclass(KVTiersConnector, SupportsHMA)
+    with engine("gemma3", kv_transfer_config=offload()) as e:
+        assert scheduler_of(e).recompute_kv_load_failures
+
+
+def test_keys_of_upstream_without_effect_are_said_once(engine, caplog):
+    extra = {"canonical_layout": True, "spec_name": "TieringOffloadingSpec"}
+    with engine(kv_transfer_config=offload(**extra)):
+        said = [r.getMessage() for r in caplog.records if "has no effect" in r.getMessage()]
+    assert len([m for m in said if m.startswith("canonical_layout ")]) == 1
+    assert len([m for m in said if m.startswith("spec_name ")]) == 1
+
+
+@pytest.mark.parametrize("connector", [False, True])
+def test_running_requests_survive_a_reset_of_the_prefix_cache(engine, prompt, connector):
+    """VLLM preempts them, and a load resumes them in the same step. float32: other batches."""
+    from vllm import SamplingParams
+
+    asked = prompt(1000)
+    with engine(dtype="float32", kv_transfer_config=offload()) as e:
+        (expected,) = e.ask(asked, max_tokens=40)
+        settle(e)
+        e.forget_device(connector=True)
+        llm_engine = e.llm.llm_engine
+        params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
+        llm_engine.add_request("runs", {"prompt_token_ids": asked}, params)
+        for _ in range(12):
+            llm_engine.step()
+        llm_engine.reset_prefix_cache(reset_running_requests=True, reset_connector=connector)
+        outputs = []
+        for _ in range(2000):
+            outputs += [o for o in llm_engine.step() if o.finished]
+            if outputs:
+                break
+        assert tuple(outputs[0].outputs[0].token_ids) == expected.tokens
+        settle(e)

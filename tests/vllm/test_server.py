@@ -1,7 +1,9 @@
 """The README's configuration through vLLM's server module, and what is left when it ends."""
 
+import json
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from offloading import CHUNK_BYTES, files_of
@@ -38,15 +40,13 @@ backpressure_stores_dropped."""
 
 
 def readme(root):
-    return {
-        "kv_connector": "KVTiersConnector",
-        "kv_connector_module_path": "kvtiers.engines.vllm",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "cpu_bytes_to_use": 64_000_000,
-            "secondary_tiers": [{"type": "fs", "root_dir": str(root)}],
-        },
-    }
+    """The JSON of the README's ``vllm serve`` line, with sizes and a folder for a test."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    config = json.loads(re.search(r"--kv-transfer-config '(.*?)'", text, re.DOTALL)[1])
+    extra = config["kv_connector_extra_config"]
+    extra["cpu_bytes_to_use"] = 64_000_000
+    extra["secondary_tiers"][0] |= {"root_dir": str(root), "capacity_bytes": 500_000_000}
+    return config
 
 
 def declared(scrape):

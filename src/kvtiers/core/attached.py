@@ -5,12 +5,19 @@ a while. The engine never learns of it other than by misses.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from kvtiers.chunks import Key, Lookup, OffloadPolicy, RequestContext
 from kvtiers.errors import KVTiersError
-from kvtiers.events import ChunksDeclined, ChunksRemoved, ChunksStored, Event, tier_label
+from kvtiers.events import (
+    ChunksDeclined,
+    ChunksRemoved,
+    ChunksStored,
+    Event,
+    Reason,
+    tier_label,
+)
 from kvtiers.tiers.base import (
     EmitsEvents,
     FollowsRequests,
@@ -19,7 +26,7 @@ from kvtiers.tiers.base import (
     Job,
     JobOutcome,
     JobReleased,
-    SecondaryTier,
+    SecondaryTierManager,
 )
 
 logger = logging.getLogger("kvtiers")
@@ -29,14 +36,11 @@ T = TypeVar("T")
 FAULTS_TO_FENCE = 3
 FENCE_S = 30.0
 
-_EVENTS = (ChunksStored, ChunksRemoved, ChunksDeclined)
-"""What a tier may report of itself."""
-
 
 class AttachedTier:
     """One secondary tier at its position; ``label`` is what metrics and events call it."""
 
-    def __init__(self, tier: SecondaryTier, position: int) -> None:
+    def __init__(self, tier: SecondaryTierManager, position: int) -> None:
         self.tier = tier
         self.position = position
         self.label = tier_label(position, tier.name)
@@ -65,17 +69,17 @@ class AttachedTier:
 
     def submit_store(self, job: Job) -> bool:
         """Whether the tier took a cascade."""
-        return self._submit("submit_store", self.tier.submit_store, job)
+        return self._submit("submit_store", lambda: self.tier.submit_store(job))
 
     def submit_load(self, job: Job) -> bool:
         """Whether the tier took a promotion."""
-        return self._submit("submit_load", self.tier.submit_load, job)
+        return self._submit("submit_load", lambda: self.tier.submit_load(job))
 
     def finished(self) -> list[JobOutcome | JobReleased]:
         """What ended since the last call."""
         nothing: list[JobOutcome | JobReleased] = []
         return self._guard(
-            "get_finished_jobs", self.tier.get_finished_jobs, nothing, _are_sound_ends
+            "get_finished_jobs", lambda: self.tier.get_finished_jobs(), nothing, _are_sound_ends
         )
 
     def touch(self, keys: Sequence[Key]) -> None:
@@ -128,10 +132,8 @@ class AttachedTier:
     def _fenced(self) -> bool:
         return self.now < self._fenced_until
 
-    def _submit(self, name: str, submit: Callable[[Job], bool], job: Job) -> bool:
-        if self._fenced:
-            return False
-        return bool(self._guard(name, lambda: submit(job), False))
+    def _submit(self, name: str, submit: Callable[[], bool]) -> bool:
+        return False if self._fenced else bool(self._guard(name, submit, False))
 
     def _guard(
         self,
@@ -169,15 +171,32 @@ def _all(values: Iterable[object], kinds: type | tuple[type, ...]) -> bool:
 
 
 def _are_sound_ends(ended: object) -> bool:
-    return isinstance(ended, list) and all(
-        isinstance(e, JobReleased)
-        or (isinstance(e, JobOutcome) and _all(e.failed.values(), KVTiersError))
-        for e in ended
+    return isinstance(ended, list) and all(map(_is_sound_end, ended))
+
+
+def _is_sound_end(end: object) -> bool:
+    if isinstance(end, JobReleased):
+        return isinstance(end.job_id, int)
+    return (
+        isinstance(end, JobOutcome)
+        and isinstance(end.job_id, int)
+        and isinstance(end.done, tuple | list)
+        and isinstance(end.failed, Mapping)
+        and _all(end.failed.values(), KVTiersError)
+        and _all((end.bytes, end.seconds), (int, float))
     )
 
 
 def _are_sound_events(events: object) -> bool:
-    return isinstance(events, list) and _all(events, _EVENTS)
+    return isinstance(events, list) and all(map(_is_sound_event, events))
+
+
+def _is_sound_event(event: object) -> bool:
+    if isinstance(event, ChunksStored):
+        return isinstance(event.keys, tuple | list)
+    if isinstance(event, ChunksRemoved):
+        return isinstance(event.keys, tuple | list) and isinstance(event.reason, Reason)
+    return isinstance(event, ChunksDeclined) and isinstance(event.reason, Reason)
 
 
 def _shown(value: object) -> str:

@@ -115,6 +115,7 @@ class Cascades:
         if outcome.memory_in_use:
             self._ledger.linger(outcome.job_id, flight, flight.slots)
         else:
+            flight.kill_views()
             self._index.release(list(flight.slots))
             self.let_go(flight)
         reported = set(outcome.done)
@@ -171,16 +172,16 @@ class Cascades:
         if not keys:
             return False
         slots = tuple(self._index.hold(keys))
-        flight = Flight(Hop.CASCADE, tier, keys, slots, started=now)
+        views = self._views(keys, slots, False)
+        flight = Flight(Hop.CASCADE, tier, keys, slots, views, started=now)
         job_id = self._ledger.open(flight)
-        if tier.submit_store(
-            Job(job_id, JobKind.STORE, keys, slots, self._views(keys, slots, False))
-        ):
+        if tier.submit_store(Job(job_id, JobKind.STORE, keys, slots, views)):
             backlog.pinned += len(slots)
             backlog.refused = False
             self._emit(TransferStarted(Hop.CASCADE, tier.label, len(keys)))
             return True
         self._ledger.close(job_id, tier)
+        flight.kill_views()
         self._index.release(list(slots))
         for key in reversed(keys):
             backlog.keys[key] = None

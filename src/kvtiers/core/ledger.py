@@ -4,6 +4,7 @@ Every job is closed exactly once. A slot that something may still touch is never
 the index keeps it held, or orphaned, until the ledger is told that the toucher is gone.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -73,8 +74,17 @@ class Flight:
     tier: AttachedTier
     keys: tuple[Key, ...]
     slots: tuple[int, ...]
+    views: tuple[memoryview, ...] = ()
+    """What its tier was given; dead when the tier has let go."""
     request: Request | None = None
     started: float = 0.0
+
+    def kill_views(self) -> None:
+        """The slots are somebody else's from now on: no use of these views may succeed."""
+        for view in self.views:
+            # A tier that made something of a view and kept it breaks its contract; nothing helps.
+            with contextlib.suppress(BufferError):
+                view.release()
 
 
 class Ledger:
@@ -125,6 +135,7 @@ class Ledger:
         if flight is None or flight.tier is not tier:
             return None
         del self.lingering[job_id]
+        flight.kill_views()
         self.index.release(slots)
         return flight
 

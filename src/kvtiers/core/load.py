@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvtiers.chunks import Key
 from kvtiers.core.ledger import Ledger, Request
 from kvtiers.core.store import Departed
-from kvtiers.events import Reason
+from kvtiers.events import PRIMARY, CopiesFailed, Hop, Reason, Sink
 
 NO_SLOT = -1
 """Stands for a chunk that is not there: the copy of such a job must fail, and be recomputed."""
@@ -14,9 +14,10 @@ NO_SLOT = -1
 class Loads:
     """Pins the chunks of one load per request."""
 
-    def __init__(self, ledger: Ledger, departed: Departed) -> None:
+    def __init__(self, ledger: Ledger, emit: Sink, departed: Departed) -> None:
         self._ledger = ledger
         self._index = ledger.index
+        self._emit = emit
         self._departed = departed
 
     def plan(self, keys: Sequence[Key], request: Request) -> list[int]:
@@ -41,6 +42,7 @@ class Loads:
         dropped: list[Key] = []
         if not ok:
             request.load_failed = True
+            self._emit(CopiesFailed(Hop.LOAD, PRIMARY, len(keys)))
             dropped = self._index.drop([k for k in keys if k in self._index.ready])
             if dropped:
                 self._departed(dropped, Reason.FAILED)

@@ -18,7 +18,7 @@ from kvtiers.core.store import StorePlan, Stores, UseCounter
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import PRIMARY, ChunksRemoved, Hop, LookedUp, Reason, Sink
 from kvtiers.host.index import HostIndex
-from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTier
+from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTierManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ManagerOptions:
     store_threshold: int = 0
     """A chunk is stored once it was offered this often; below 2: at once."""
     max_tracker_size: int = 64_000
-    job_deadline_s: float = 300.0
+    job_deadline_s: float = 120.0
     """A tier that has not reported a job by then has failed it; its memory is not used again."""
 
 
@@ -55,7 +55,7 @@ class TieringManager:
         index: HostIndex,
         layout: ChunkLayout,
         view: Callable[[int, int, bool], memoryview],
-        tiers: Sequence[SecondaryTier],
+        tiers: Sequence[SecondaryTierManager],
         sink: Sink,
         options: ManagerOptions | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class TieringManager:
             else None
         )
         self._stores = Stores(self._ledger, sink, self._departed, counter)
-        self._loads = Loads(self._ledger, self._departed)
+        self._loads = Loads(self._ledger, sink, self._departed)
         self._promotions = Promotions(
             self._ledger, self.tiers, self._views, sink, self._departed, options.promote
         )

@@ -85,8 +85,9 @@ class Promotions:
         gathered, self._gathered = self._gathered, {}
         for tier, by_request in gathered.items():
             for request, keys, slots in by_request.values():
+                views = self._views(keys, slots, True)
                 self._send(
-                    Flight(Hop.PROMOTE, tier, tuple(keys), tuple(slots), request, started=now)
+                    Flight(Hop.PROMOTE, tier, tuple(keys), tuple(slots), views, request, now)
                 )
 
     def finish(self, flight: Flight, outcome: JobOutcome) -> tuple[Key, ...]:
@@ -101,6 +102,7 @@ class Promotions:
             self._index.drop([k for k in failed if self._index.filling.get(k) == slot_of[k]])
             self._ledger.linger(outcome.job_id, flight, [slot_of[k] for k in failed])
         else:
+            flight.kill_views()
             self._index.settle(failed, [slot_of[k] for k in failed], failed)
         if stored:
             self._emit(ChunksStored(PRIMARY, tuple(stored)))
@@ -223,12 +225,12 @@ class Promotions:
         request, tier = flight.request, flight.tier
         assert request is not None
         job_id = self._ledger.open(flight)
-        views = self._views(flight.keys, flight.slots, True)
         self._emit(TransferStarted(Hop.PROMOTE, tier.label, len(flight.keys)))
-        job = Job(job_id, JobKind.LOAD, flight.keys, flight.slots, views, request.context)
+        job = Job(job_id, JobKind.LOAD, flight.keys, flight.slots, flight.views, request.context)
         if tier.submit_load(job):
             return
         self._ledger.close(job_id, tier)
+        flight.kill_views()
         self._index.settle(flight.keys, flight.slots, flight.keys)
         self._landed(request, flight, (), flight.keys)
         refused = JobOutcome(job_id, ())

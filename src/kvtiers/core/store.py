@@ -11,6 +11,7 @@ from kvtiers.events import (
     PRIMARY,
     ChunksDeclined,
     ChunksStored,
+    CopiesFailed,
     Hop,
     Reason,
     Sink,
@@ -103,6 +104,8 @@ class Stores:
         known = [k for k in keys if k in self._ledger.storing]
         slots = [self._ledger.storing.pop(k) for k in known]
         stored = self._index.settle(known, slots, failed)
+        if len(stored) < len(known):
+            self._emit(CopiesFailed(Hop.STORE, PRIMARY, len(known) - len(stored)))
         if stored:
             self._emit(ChunksStored(PRIMARY, tuple(stored)))
         return stored

@@ -18,7 +18,7 @@ from kvtiers.tiers.base import (
     JobKind,
     JobOutcome,
     JobReleased,
-    SecondaryTier,
+    SecondaryTierManager,
     StoreContext,
 )
 
@@ -68,9 +68,9 @@ class Rig:
 
     def __init__(
         self,
-        tier: SecondaryTier,
+        tier: SecondaryTierManager,
         environment: TierEnvironment,
-        pause: Callable[[SecondaryTier], None],
+        pause: Callable[[SecondaryTierManager], None],
         patience_s: float,
     ) -> None:
         self.tier = tier

@@ -1,4 +1,4 @@
-"""The laws of secondary tiers (``kvtiers.tiers.base.SecondaryTier``)."""
+"""The laws of secondary tiers (``kvtiers.tiers.base.SecondaryTierManager``)."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from kvtiers.tiers.base import (
     FollowsRequests,
     JobOutcome,
     JobReleased,
-    SecondaryTier,
+    SecondaryTierManager,
     StoreContext,
 )
 
@@ -36,23 +36,23 @@ class TierLaws(Laws):
     deadline_s: ClassVar[float]
     """Every job and every lookup of the tier under test ends in this time, by its clock."""
 
-    def make(self, place: Path, context: StoreContext) -> SecondaryTier:
+    def make(self, place: Path, context: StoreContext) -> SecondaryTierManager:
         """Hook: open a tier at ``place``. ``context.on_removed`` is not used."""
         raise NotImplementedError
 
-    def hold(self, tier: SecondaryTier) -> Held:
+    def hold(self, tier: SecondaryTierManager) -> Held:
         """Hook: let every operation on what the tier stands on hang until it is released."""
         raise NotImplementedError
 
-    def peek(self, tier: SecondaryTier, name: Key) -> bytes | None:
+    def peek(self, tier: SecondaryTierManager, name: Key) -> bytes | None:
         """Hook: the record of a chunk as it lies in storage, behind the API; None if absent."""
         raise NotImplementedError
 
-    def seed(self, tier: SecondaryTier, name: Key, record: bytes) -> None:
+    def seed(self, tier: SecondaryTierManager, name: Key, record: bytes) -> None:
         """Hook: put ``record`` where that of ``name`` lies, behind the API."""
         raise NotImplementedError
 
-    def pause(self, tier: SecondaryTier) -> None:
+    def pause(self, tier: SecondaryTierManager) -> None:
         """Hook: wait until something may have changed. Polls, unless there is a better way."""
         threading.Event().wait(0.001)
 

@@ -6,9 +6,10 @@ import::
     {"type": "MyTier", "module_path": "my.package", "any": "option"}
 
 It is called as ``MyTier(context, any="option")`` with a :class:`~kvtiers.tiers.base.StoreContext`.
-If it has ``submit_store`` it is a ``SecondaryTier`` and is used as it is; if it has ``write`` and
-``read`` it is a ``ChunkStore`` and gets lanes, deadlines and the rest from ``StoreTier``, tuned by
-the attributes ``runner_options``, ``medium`` and ``locality`` where it has them.
+If it has ``submit_store`` it is a ``SecondaryTierManager`` and is used as it is; if it has
+``write`` and ``read`` it is a ``ChunkStore`` and gets lanes, deadlines and the rest from
+``StoreTier``, tuned by the attributes ``runner_options``, ``medium`` and ``locality`` where it has
+them.
 """
 
 import importlib
@@ -25,9 +26,9 @@ from kvtiers.errors import ConfigError
 from kvtiers.events import tier_label
 from kvtiers.options import nearest
 from kvtiers.tiers import fs, memory
-from kvtiers.tiers.base import Capabilities, ChunkStore, SecondaryTier, StoreContext
+from kvtiers.tiers.base import Capabilities, ChunkStore, SecondaryTierManager, StoreContext
 from kvtiers.tiers.lanes import Inbox
-from kvtiers.tiers.options import RunnerOptions, bad_option, located, parse
+from kvtiers.tiers.options import RunnerOptions, bad_option, located, parse, require
 from kvtiers.tiers.runner import StoreTier, TierIdentity
 
 _log = logging.getLogger("kvtiers")
@@ -52,7 +53,7 @@ TIER_TYPES: Mapping[str, TierType] = {
 }
 
 
-_Builder = Callable[[StoreContext, Inbox], SecondaryTier]
+_Builder = Callable[[StoreContext, Inbox], SecondaryTierManager]
 
 
 def check_tiers(specs: Iterable[TierSpec]) -> None:
@@ -74,7 +75,7 @@ def build_tier(
     layout: ChunkLayout,
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
-) -> SecondaryTier:
+) -> SecondaryTierManager:
     """Build the tier that ``secondary_tiers[position]`` describes.
 
     Its label in events is ``"<position + 1>:<type>"``; 0 is host memory. Raises ConfigError that
@@ -126,24 +127,39 @@ def _type_of(options: Mapping[str, Any]) -> str:
 
 def _build_own(
     tier: TierType, options: Any, ignored: Iterable[str], context: StoreContext, inbox: Inbox
-) -> SecondaryTier:
+) -> SecondaryTierManager:
     for key in ignored:
         _log.warning("%s: the option %s has no effect in kvtiers", context.label, key)
     identity = TierIdentity(context.name, context.label, tier.medium, options.locality)
     return StoreTier(tier.build(context, options), identity, options, inbox, context.clock)
 
 
+_TIER_NAMES = (
+    "name",
+    "medium",
+    "locality",
+    "lookup",
+    "submit_load",
+    "get_finished_jobs",
+    "touch",
+    "drain_jobs",
+    "shutdown",
+)
+
+
 def _build_foreign(
     cls: Callable[..., Any], rest: Mapping[str, Any], context: StoreContext, inbox: Inbox
-) -> SecondaryTier:
+) -> SecondaryTierManager:
     tier = _construct(cls, context, rest)
     if hasattr(tier, "submit_store"):
-        return cast(SecondaryTier, tier)
+        missing = [n for n in _TIER_NAMES if not hasattr(tier, n)]
+        require(not missing, "type", f"is {context.name}, a tier that lacks {', '.join(missing)}")
+        return cast(SecondaryTierManager, tier)
     if not (hasattr(tier, "write") and hasattr(tier, "read")):
         raise bad_option(
             "type",
-            f"is {context.name}, which is neither a SecondaryTier (it has no submit_store) nor a "
-            "ChunkStore (it has no write and read): see kvtiers.tiers.base",
+            f"is {context.name}, which is neither a SecondaryTierManager (it has no submit_store) "
+            "nor a ChunkStore (it has no write and read): see kvtiers.tiers.base",
         )
     if not isinstance(getattr(tier, "capabilities", None), Capabilities):
         raise bad_option(
@@ -156,6 +172,11 @@ def _build_foreign(
         getattr(tier, "locality", None),
     )
     options = getattr(tier, "runner_options", RunnerOptions())
+    require(
+        isinstance(options, RunnerOptions),
+        "type",
+        f"is {context.name}, whose runner_options are no RunnerOptions",
+    )
     return StoreTier(tier, identity, options, inbox, context.clock)
 
 

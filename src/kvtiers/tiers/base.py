@@ -1,7 +1,7 @@
 """The two contracts a secondary tier can meet, and the values that cross them.
 
 ``ChunkStore`` is blocking bytes: simple to write, run on lanes by :mod:`kvtiers.tiers.runner`.
-``SecondaryTier`` is the job form that the core talks to: it never blocks.
+``SecondaryTierManager`` is the job form that the core talks to: it never blocks.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -152,7 +152,7 @@ class JobReleased:
     job_id: int
 
 
-class SecondaryTier(Protocol):
+class SecondaryTierManager(Protocol):
     """A tier below host memory, in the form the core talks to.
 
     All methods are called on the scheduler thread and must neither block nor raise; ``drain_jobs``

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 
 from kvtiers.chunks import Key
 from kvtiers.events import Reason
+from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
 
@@ -120,7 +121,10 @@ class _Lane:
 
 
 class Lanes:
-    """``n_read`` and ``n_write`` threads, and replacements for those that hang."""
+    """``n_read`` and ``n_write`` threads, and replacements for those that hang.
+
+    Raises ConfigError, and leaves no thread behind, if the system refuses so many.
+    """
 
     def __init__(
         self,
@@ -139,8 +143,19 @@ class Lanes:
         self._stopped = False
         self._started = 0
         self._retired: list[_Lane] = []
-        self._lanes = [self._open(_READ_LANE, self._read_tickets) for _ in range(n_read)]
-        self._lanes += [self._open(_WRITE_LANE, self._write_tickets) for _ in range(n_write)]
+        self._lanes: list[_Lane] = []
+        try:
+            for _ in range(n_read):
+                self._lanes.append(self._open(_READ_LANE, self._read_tickets))
+            for _ in range(n_write):
+                self._lanes.append(self._open(_WRITE_LANE, self._write_tickets))
+        except RuntimeError as e:
+            self.stop()
+            raise bad_option(
+                "n_read_threads",
+                f"and n_write_threads ask for {n_read + n_write} threads, of which the system "
+                f"starts {len(self._lanes)} ({e}): give less",
+            ) from e
 
     def put(self, work: Work) -> None:
         """Queue ``work`` behind its equals. Never waits."""
@@ -158,10 +173,15 @@ class Lanes:
         self._retired = [r for r in self._retired if r.thread and r.thread.is_alive()]
         if lane is None or self._stopped or len(self._retired) >= self._max_replacements:
             return False
+        try:
+            replacement = self._open(lane.takes, lane.tickets)
+        except RuntimeError as e:
+            _log.warning("%s hangs and cannot be replaced: %s", lane.name, e)
+            return False
         lane.retired = True
         self._lanes.remove(lane)
         self._retired.append(lane)
-        self._lanes.append(self._open(lane.takes, lane.tickets))
+        self._lanes.append(replacement)
         return True
 
     def stop(self) -> None:

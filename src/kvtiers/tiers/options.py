@@ -12,6 +12,9 @@ from kvtiers.options import Wording, options_of, read_options, refuse_unknown
 
 T = TypeVar("T")
 
+_MAX_THREADS = 256
+_MAX_INTEGER = (1 << 63) - 1
+
 _WORDING = Wording(
     unknown="{key} is not a known option: {hint}",
     near="did you mean {near}?",
@@ -26,9 +29,9 @@ class RunnerOptions:
     """How :class:`kvtiers.tiers.runner.StoreTier` drives a store."""
 
     n_read_threads: int = 8
-    """Lanes that take lookups and loads."""
+    """Lanes that take lookups and loads; at most 256."""
     n_write_threads: int = 8
-    """Lanes that take stores when there is nothing to look up or load."""
+    """Lanes that take stores when there is nothing to look up or load; at most 256."""
     max_queued_store_bytes: int = 1 << 30
     """Host memory that unfinished stores may hold; above it stores are refused (pressure)."""
     store_deadline_s: float = 60.0
@@ -41,7 +44,8 @@ class RunnerOptions:
     """After it a step of the start-up scan counts as hung: a new lane takes the place of its
     lane, and chunks are asked for."""
     negative_ttl_s: float = 5.0
-    """How long an absent chunk, or one that failed to load, is not asked for again."""
+    """How long an absent chunk, or one that failed to load, is not asked for again; 0.5 s if it
+    is less, for the answer has to outlive the step that asked."""
     max_tracked_chunks: int = 2_000_000
     """Bound of the table of known chunks (about 200 bytes each)."""
     min_slice_bytes: int = 1 << 20
@@ -60,6 +64,9 @@ class RunnerOptions:
     def __post_init__(self) -> None:
         for name in ("n_read_threads", "n_write_threads", "max_tracked_chunks", "breaker_failures"):
             require(getattr(self, name) >= 1, name, f"is {getattr(self, name)}: give at least 1")
+        for name in ("n_read_threads", "n_write_threads"):
+            n = getattr(self, name)
+            require(n <= _MAX_THREADS, name, f"is {n}: give at most {_MAX_THREADS}")
         for field in dataclasses.fields(RunnerOptions):
             value = getattr(self, field.name)
             minimum = "above 0" if field.name.endswith("deadline_s") else "0 or more"
@@ -88,8 +95,12 @@ def parse(cls: type[T], values: Mapping[str, Any]) -> T:
     """Build the dataclass ``cls`` from what a user wrote.
 
     Raises ConfigError for an unknown key (with the nearest valid one), a missing one, or a value
-    of another type. A bool is no int; an int is a float, and 1e9 is an int.
+    of another type. A bool is no int; an int is a float, and 1e9 is an int; null is no value.
     """
     options = options_of(cls)
     refuse_unknown(values, options, _WORDING)
-    return cls(**read_options(options, values, _WORDING))
+    for key, value in values.items():
+        if isinstance(value, int):
+            require(abs(value) <= _MAX_INTEGER, key, "is too large: give less than 2**63")
+    given = {key: value for key, value in values.items() if value is not None}
+    return cls(**read_options(options, given, _WORDING))

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 
 from kvtiers.chunks import Key
 
+_LEAST_DENIAL_S = 0.5
+"""A "no" that is over before the next step asks would be asked for again and again."""
+
 
 class Presence:
     """Known chunks, bounded in number; and denials, which say "not now" until they expire.
@@ -19,7 +22,7 @@ class Presence:
 
     def __init__(self, max_chunks: int, denial_ttl_s: float) -> None:
         self._max_chunks = max_chunks
-        self._denial_ttl_s = denial_ttl_s
+        self._denial_ttl_s = max(_LEAST_DENIAL_S, denial_ttl_s)
         self._held: OrderedDict[Key, bool] = OrderedDict()  # -> whether announced
         self._denied: OrderedDict[Key, float] = OrderedDict()
         self._overflowed = False

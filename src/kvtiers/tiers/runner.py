@@ -1,4 +1,4 @@
-"""``StoreTier`` turns any ``ChunkStore`` into a ``SecondaryTier``.
+"""``StoreTier`` turns any ``ChunkStore`` into a ``SecondaryTierManager``.
 
 The scheduler thread decides and never waits; lanes do. State is owned by the scheduler thread
 alone: lanes touch a piece of work, the store, and the inbox through which they report.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvtiers.chunks import Key, Lookup, RequestContext
-from kvtiers.errors import Kind, KVTiersError
+from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import ChunksRemoved, ChunksStored, Event, Reason
 from kvtiers.tiers.asking import Asking
 from kvtiers.tiers.base import ChunkStore, Job, JobKind, JobOutcome, JobReleased
@@ -44,7 +44,7 @@ class TierIdentity:
 class StoreTier:
     """A secondary tier over a blocking store.
 
-    ``inbox.removed`` must be the ``on_removed`` that the store was built with.
+    ``inbox.removed`` must be the store's ``on_removed``. Raises ConfigError if threads lack.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class StoreTier:
         self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._touch_failed = False
         self._closed = False
-        self._lanes = Lanes(
-            options.n_read_threads,
-            options.n_write_threads,
-            options.max_replacement_threads,
-            f"kvtiers-{self.label}",
-            start_thread,
-        )
+        n_lanes = (options.n_read_threads, options.n_write_threads)
+        name, n_spare = f"kvtiers-{self.label}", options.max_replacement_threads
+        try:
+            self._lanes = Lanes(*n_lanes, n_spare, name, start_thread)
+        except ConfigError:
+            self._close_store()
+            raise
         self._scan = StartUpScan(self.label, options.scan_deadline_s)
         if store.capabilities.scan:
             self._lanes.put(self._scan.begin(store, inbox, clock))

@@ -6,7 +6,7 @@ from core_harness import ScriptedTier, World, key, keys
 from kvtiers.chunks import Lookup
 from kvtiers.core.load import NO_SLOT
 from kvtiers.events import ChunksRemoved, Reason
-from kvtiers.tiers.base import JobOutcome
+from kvtiers.tiers.base import JobOutcome, JobReleased
 
 HIT, MISS, PENDING = Lookup.HIT, Lookup.MISS, Lookup.HIT_PENDING
 
@@ -202,6 +202,10 @@ def test_a_job_that_a_tier_never_reports_is_failed_by_the_core() -> None:
         ("get_finished_jobs", None),
         ("get_finished_jobs", ["done"]),
         ("get_finished_jobs", [JobOutcome(0, (), {key(1): "broken"})]),  # type: ignore[dict-item]
+        ("get_finished_jobs", [JobOutcome(0, None)]),  # type: ignore[arg-type]
+        ("get_finished_jobs", [JobOutcome(0, (), {}, None)]),  # type: ignore[arg-type]
+        ("get_finished_jobs", [JobReleased([])]),  # type: ignore[arg-type]
+        ("take_events", [ChunksRemoved("1:bad", (), "vanished")]),  # type: ignore[arg-type]
         ("take_events", None),
         ("take_events", ["stored"]),
     ],
@@ -276,3 +280,47 @@ def test_a_long_prompt_keeps_its_beginning_not_its_end() -> None:
         plan = world.manager.store(keys(name), request)
         world.manager.complete_store(plan.keys)
     assert world.lookup(keys(*range(8)), world.request("next"))[:4] == [HIT] * 4
+
+
+def test_the_views_of_a_job_are_dead_when_it_is_over_whatever_the_tier_does() -> None:
+    tier = ScriptedTier(holds=keys(2))
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    world.lookup(keys(2), world.request())
+    world.step()
+    views = [view for job in tier.jobs for view in job.views]
+    assert len(views) == 2
+    tier.finish_all()
+    world.step()
+    for view in views:
+        with pytest.raises(ValueError, match="released"):
+            view[0]
+
+
+def test_the_views_of_a_hung_job_live_until_the_tier_lets_go() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    world.step()
+    job = tier.jobs[0]
+    tier.time_out(job)
+    world.step()
+    assert job.views[0][0] == key(1)[0]
+    tier.release(job)
+    world.step()
+    with pytest.raises(ValueError, match="released"):
+        job.views[0][0]
+
+
+def test_touches_go_in_one_batch_to_each_tier() -> None:
+    tiers = [ScriptedTier("a"), ScriptedTier("b")]
+    calls: dict[str, list[int]] = {"a": [], "b": []}
+    for tier in tiers:
+        tier.touch = lambda names, tier=tier: calls[tier.name].append(len(names))  # type: ignore[method-assign,misc]
+    world = World(tiers=tiers)
+    world.stored(keys(1, 2))
+    request = world.request()
+    world.lookup(keys(1, 2), request)
+    world.manager.load(keys(1, 2), request)
+    world.step()
+    assert calls == {"a": [2], "b": [2]}

@@ -21,7 +21,7 @@ from kvtiers.tiers.base import (
     FollowsRequests,
     FollowsSteps,
     HasPendingWork,
-    SecondaryTier,
+    SecondaryTierManager,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,7 +163,7 @@ def test_every_option_has_a_meaning(generator: ModuleType) -> None:
     "contract",
     [
         ChunkStore,
-        SecondaryTier,
+        SecondaryTierManager,
         FollowsRequests,
         FollowsSteps,
         HasPendingWork,

@@ -11,7 +11,7 @@ from tier_kit import LAYOUT, NAMESPACE, ManualClock
 from kvtiers.config import parse_config
 from kvtiers.errors import ConfigError
 from kvtiers.tiers import TIER_TYPES, build_tier, check_tiers
-from kvtiers.tiers.base import SecondaryTier
+from kvtiers.tiers.base import SecondaryTierManager
 from kvtiers.tiers.runner import StoreTier
 
 PLUGIN = """
@@ -31,7 +31,18 @@ class Store:
     def close(self): pass
 
 class Tier:
+    name, medium, locality = "Tier", "STORAGE", "REMOTE"
     def __init__(self, context, **rest): self.context, self.rest = context, rest
+    def lookup(self, key, request): return None
+    def submit_store(self, job): return False
+    def submit_load(self, job): return False
+    def get_finished_jobs(self): return []
+    def touch(self, keys): pass
+    def drain_jobs(self, deadline): return True
+    def shutdown(self, deadline): pass
+
+class HalfATier:
+    def __init__(self, context): pass
     def submit_store(self, job): return False
 
 class Neither:
@@ -58,7 +69,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         sys.modules.pop(name, None)
 
 
-def build(options: dict[str, Any], position: int = 0) -> SecondaryTier:
+def build(options: dict[str, Any], position: int = 0) -> SecondaryTierManager:
     return build_tier(
         options,
         position,
@@ -144,7 +155,8 @@ EARLY = [
 ]
 LATE = [
     ({"type": "X", "module_path": 3}, "[0].module_path is 3"),
-    ({"type": "Neither", "module_path": "tier_plugin"}, "neither a SecondaryTier"),
+    ({"type": "Neither", "module_path": "tier_plugin"}, "neither a SecondaryTierManager"),
+    ({"type": "HalfATier", "module_path": "tier_plugin"}, "a tier that lacks name, medium"),
     ({"type": "Undeclared", "module_path": "tier_plugin", "colour": 1}, "does not declare"),
     ({"type": "Store", "module_path": "tier_plugin"}, "does not accept its options"),
     ({"type": "Store", "module_path": "tier_plugin", "size": 1}, "'size'"),

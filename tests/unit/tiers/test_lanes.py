@@ -2,9 +2,13 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from tier_kit import ManualClock, ScriptedStore
 
+from kvtiers.errors import ConfigError
 from kvtiers.events import Reason
-from kvtiers.tiers.lanes import Inbox, Lanes, Priority, Removed, Work
+from kvtiers.tiers.lanes import Inbox, Lanes, Priority, Removed, Work, start_daemon
+from kvtiers.tiers.options import RunnerOptions
+from kvtiers.tiers.runner import StoreTier, TierIdentity
 
 
 class Task(Work):
@@ -161,3 +165,49 @@ def test_inbox_keeps_order_and_takes_what_was_there() -> None:
         inbox.removed([], Reason.RESET)
     assert taken == [Reason.EVICTED, Reason.CORRUPT]
     assert "2 notes" in repr(inbox)
+
+
+class FewThreads:
+    """Starts so many threads, then refuses as the system does."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.started: list[threading.Thread] = []
+
+    def __call__(self, target: Callable[[], None], name: str) -> threading.Thread:
+        if len(self.started) == self.limit:
+            raise RuntimeError("can't start new thread")
+        self.started.append(start_daemon(target, name))
+        return self.started[-1]
+
+
+def test_lanes_that_cannot_all_start_leave_no_thread_behind() -> None:
+    few = FewThreads(3)
+    with pytest.raises(ConfigError, match="ask for 4 threads, of which the system starts 3"):
+        Lanes(2, 2, 1, "test", few)
+    for thread in few.started:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_a_tier_without_its_threads_closes_the_store() -> None:
+    store = ScriptedStore()
+    identity = TierIdentity("fake", "1:fake")
+    with pytest.raises(ConfigError, match="n_read_threads and n_write_threads ask for 16"):
+        StoreTier(store, identity, RunnerOptions(), Inbox(), ManualClock(), FewThreads(5))
+    assert store.closed == 1
+
+
+def test_a_lane_that_cannot_be_replaced_stays(caplog: pytest.LogCaptureFixture) -> None:
+    pool, hung = Lanes(0, 1, 1, "test", FewThreads(1)), Held()
+    pool.put(hung)
+    assert hung.running.wait(20)
+    assert not pool.abandon(hung)
+    assert "cannot be replaced" in caplog.text
+    hung.let_go.set()
+    after = Task(Priority.STORE, lambda: None)
+    pool.put(after)
+    assert after.ended.wait(20)
+    pool.check()
+    pool.stop()
+    assert pool.join(20)

@@ -45,7 +45,6 @@ def test_missing_key() -> None:
     ("key", "value", "expected"),
     [
         ("root_dir", 3, "a string"),
-        ("root_dir", None, "a string"),
         ("capacity_bytes", 1.5, "an integer or null"),
         ("capacity_bytes", "10GB", "an integer or null"),
         ("capacity_bytes", True, "an integer or null"),
@@ -93,3 +92,16 @@ def test_an_error_without_a_key_gets_the_place_in_front() -> None:
         "secondary_tiers[0]: no luck"
     )
     require(True, "key", "is fine")
+
+
+@pytest.mark.parametrize("key", ["n_read_threads", "n_write_threads"])
+def test_threads_are_bounded(key: str) -> None:
+    assert complaint(**{key: 257}) == f"secondary_tiers[1].{key} is 257: give at most 256"
+
+
+@pytest.mark.parametrize("key", ["capacity_bytes", "n_read_threads", "load_deadline_s"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000], ids=["big", "low", "huge"])
+def test_numbers_that_no_machine_word_holds_are_refused(key: str, value: int) -> None:
+    assert complaint(**{key: value}) == (
+        f"secondary_tiers[1].{key} is too large: give less than 2**63"
+    )

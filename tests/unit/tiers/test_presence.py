@@ -69,3 +69,11 @@ def test_denials_are_bounded_and_expire_in_order() -> None:
     presence.expire(7)
     assert "0 denied" in repr(presence)
     presence.check()
+
+
+def test_a_denial_outlives_the_step_that_asked_even_without_a_time_to_live() -> None:
+    presence = Presence(10, 0)
+    presence.deny([A], now=1)
+    presence.expire(1.4)
+    assert presence.find(A, 1.4) is False
+    assert presence.find(A, 1.5) is None

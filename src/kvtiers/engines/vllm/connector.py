@@ -19,6 +19,7 @@ from kvtiers.engines.vllm.tripwires import check_upstream
 from kvtiers.engines.vllm.worker import KVTiersWorker
 from kvtiers.errors import ConfigError
 from kvtiers.host.policies import find_policy
+from kvtiers.host.region import check_capacity
 from kvtiers.tiers import check_tiers
 
 SPEC = {"spec_name": "KVTiersSpec", "spec_module_path": "kvtiers.engines.vllm"}
@@ -30,12 +31,12 @@ class KVTiersConnector(OffloadingConnector):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         # Not OffloadingConnector.__init__: it would build its own scheduler and worker sides.
         KVConnectorBase_V1.__init__(self, vllm_config, role, kv_cache_config)
-        with saying_refusals():
+        with saying_refusals(vllm_config.parallel_config.rank):
             self._build(vllm_config, role, kv_cache_config)
 
     def _build(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         check_upstream()
-        settings = _prepare(vllm_config)
+        settings = _check(vllm_config)
         config = _describe(vllm_config, kv_cache_config, settings)
         self._canonical_layout = True
         spec = KVTiersSpec(config, gather(vllm_config, kv_cache_config, config))
@@ -43,6 +44,7 @@ class KVTiersConnector(OffloadingConnector):
         self.connector_worker = None
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = KVTiersScheduler(spec, vllm_config, kv_cache_config)
+            _complete(vllm_config.kv_transfer_config)
         else:
             self.connector_worker = KVTiersWorker(spec, vllm_config, kv_cache_config)
 
@@ -57,7 +59,8 @@ class KVTiersConnector(OffloadingConnector):
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
         """Upstream's; bad settings are refused here by one process, instead of by every rank."""
         with saying_refusals():
-            _prepare(vllm_config)
+            settings = _check(vllm_config)
+            check_capacity(settings.cpu_bytes_to_use, 1, settings.region_directory)  # of any slots
         return super().get_required_kvcache_layout(vllm_config)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -75,7 +78,8 @@ class KVTiersConnector(OffloadingConnector):
     ) -> Any:
         """Declare our metrics, in the API server's process, where no connector was built."""
         with saying_refusals():
-            _prepare(vllm_config)
+            _check(vllm_config)
+            _complete(vllm_config.kv_transfer_config)
         metrics = super().build_prom_metrics(
             vllm_config, metric_types, labelnames, per_engine_labelvalues
         )
@@ -84,20 +88,23 @@ class KVTiersConnector(OffloadingConnector):
         return metrics
 
 
-def _prepare(vllm_config: Any) -> KVTiersConfig:
-    """Complete what the user wrote: which spec declares our metrics, and how failures end.
-
-    vLLM reads both from the configuration later. A failed load is recomputed: "fail", vLLM's
-    default, would end the request. Raises ConfigError for what can be refused without the model.
-    """
-    transfer = vllm_config.kv_transfer_config
-    settings = parse_config(transfer.kv_connector_extra_config)
+def _check(vllm_config: Any) -> KVTiersConfig:
+    """The settings. Raises ConfigError for what can be refused without the model."""
+    settings = parse_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
     check_tiers(settings.secondary_tiers)
     find_policy(settings.eviction_policy, settings.cache_policy_module_path)
     refuse_pipelines(vllm_config.parallel_config.pipeline_parallel_size)
+    return settings
+
+
+def _complete(transfer: Any) -> None:
+    """Complete what the user wrote: which spec declares our metrics, and how failures end.
+
+    vLLM reads both from the configuration later. A failed load is recomputed: "fail", vLLM's
+    default, would end the request.
+    """
     transfer.kv_connector_extra_config.update(SPEC)
     transfer.kv_load_failure_policy = "recompute"
-    return settings
 
 
 def _describe(vllm_config: Any, kv_cache_config: Any, settings: KVTiersConfig) -> OffloadingConfig:

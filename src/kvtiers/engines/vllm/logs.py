@@ -23,16 +23,17 @@ def adopt_vllm_logging() -> None:
 
 
 @contextmanager
-def saying_refusals() -> Iterator[None]:
+def saying_refusals(rank: int = 0) -> Iterator[None]:
     """Say a refusal as one ERROR line, through however many of these it passes.
 
-    vLLM shows an exception at the end of two long tracebacks, or of another process only.
+    vLLM shows an exception at the end of two long tracebacks, or of another process only. Of
+    several ranks, which all refuse the same, only the first one speaks.
     """
     adopt_vllm_logging()
     try:
         yield
     except KVTiersError as e:
-        if not e.said:
+        if not e.said and rank == 0:
             e.said = True
             logger.error("%s", e)
         raise

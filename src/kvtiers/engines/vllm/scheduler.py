@@ -5,10 +5,12 @@ upstream's behaviour. All of upstream's private names that are used stand in
 :mod:`kvtiers.engines.vllm.tripwires`.
 """
 
+import copy
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
@@ -57,6 +59,19 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
         for job_id, req_id in loads.items():
             if job_id not in self._jobs:
                 self._fenced(self._offer_after_load, job_id, req_id)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Close the step.
+
+        Upstream (0.32) ends the engine when a request was preempted and resumed by a load in one
+        step, as after a reset with running requests: it takes the load for a store to flush.
+        """
+        loading = {job.req_id for job in self._current_batch_load_jobs.values()}
+        preempted = scheduler_output.preempted_req_ids
+        if preempted and not loading.isdisjoint(preempted):
+            scheduler_output = copy.copy(scheduler_output)
+            scheduler_output.preempted_req_ids = set(preempted) - loading
+        return super().build_connector_meta(scheduler_output)
 
     def _update_req_states(self, scheduler_output: SchedulerOutput) -> None:
         """Upstream keeps the blocks of a preempted request on its books until it is resumed."""

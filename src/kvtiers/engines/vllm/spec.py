@@ -5,6 +5,7 @@ so the scheduler finds the region and the record of its geometry, and takes the 
 on the memory goes back to the system however the processes end.
 """
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ from kvtiers.engines.vllm.worker import CopyWorker, ReportingWorker
 from kvtiers.errors import ConfigError
 from kvtiers.events import tier_label
 from kvtiers.host.region import Region, check_capacity, sweep
-from kvtiers.tiers.base import SecondaryTier
+from kvtiers.tiers.base import SecondaryTierManager
 from kvtiers.wiring import wire
 
 _ENDS_WITH_THE_ENGINE = ("memory",)
@@ -97,7 +98,7 @@ class KVTiersSpec(OffloadingSpec):
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The copying side of one rank, over the region it makes or joins."""
         if self._worker is None:
-            with saying_refusals():
+            with saying_refusals(self.config.parallel.rank):
                 self._worker = self._build_worker(kv_caches)
         return self._worker
 
@@ -262,7 +263,7 @@ def refuse_without_facts(settings: KVTiersConfig, device: str = "cpu") -> None:
             )
 
 
-def _places(settings: KVTiersConfig, tiers: Sequence[SecondaryTier]) -> dict[str, Place]:
+def _places(settings: KVTiersConfig, tiers: Sequence[SecondaryTierManager]) -> dict[str, Place]:
     places = {}
     for position, (spec, tier) in enumerate(
         zip(settings.secondary_tiers, tiers, strict=True), start=1
@@ -275,4 +276,7 @@ def _places(settings: KVTiersConfig, tiers: Sequence[SecondaryTier]) -> dict[str
 
 
 def _file_name(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)[:200]
+    """``text`` as a file name of at most 120 characters, still as good as unique."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in text)
+    return f"{plain[:100]}.{digest}"

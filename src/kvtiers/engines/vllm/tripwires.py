@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
     OffloadingConnectorWorker,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 
 from kvtiers.errors import Kind, KVTiersError
 
@@ -57,6 +58,20 @@ SIGNATURES = (
     Signature(OffloadingConnectorScheduler, "update_connector_output", ("connector_output",)),
     Signature(OffloadingConnectorScheduler, "_build_store_jobs", ("scheduler_output",)),
     Signature(OffloadingConnectorScheduler, "_update_req_states", ("scheduler_output",)),
+    Signature(OffloadingConnectorScheduler, "build_connector_meta", ("scheduler_output",)),
+    Signature(OffloadingManager, "lookup", ("key", "req_context")),
+    Signature(OffloadingManager, "prepare_load", ("keys", "req_context")),
+    Signature(OffloadingManager, "complete_load", ("keys", "req_context")),
+    Signature(OffloadingManager, "prepare_store", ("keys", "req_context")),
+    Signature(OffloadingManager, "complete_store", ("keys", "req_context", "success")),
+    Signature(OffloadingManager, "on_new_request", ("req_context",)),
+    Signature(OffloadingManager, "on_request_finished", ("req_context",)),
+    Signature(OffloadingManager, "on_schedule_end", ("context",)),
+    Signature(OffloadingSpec, "__init__", ("config",)),
+    Signature(OffloadingSpec, "get_worker", ("kv_caches",)),
+    Signature(OffloadingSpec, "build_metric_definitions", ("extra_config",)),
+    Signature(OffloadingWorker, "submit_store", ("job_id", "src_spec", "dst_spec")),
+    Signature(OffloadingWorker, "wait", ("job_ids",)),
     Signature(
         OffloadingConnectorScheduler,
         "_calc_num_offloadable_tokens",
@@ -70,7 +85,13 @@ SIGNATURES = (
 )
 
 ATTRIBUTES = {
-    OffloadingConnectorScheduler.__init__: ("_jobs", "_req_status", "config", "manager"),
+    OffloadingConnectorScheduler.__init__: (
+        "_jobs",
+        "_req_status",
+        "_current_batch_load_jobs",
+        "config",
+        "manager",
+    ),
     OffloadingConnectorWorker.__init__: ("_load_jobs", "worker", "spec"),
     OffloadPromMetrics.__init__: ("_observe_deprecated_metrics",),
 }

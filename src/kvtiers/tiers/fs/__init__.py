@@ -1,5 +1,6 @@
 """The ``fs`` tier: chunks as files on a local or shared file system."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,17 @@ class FsOptions(RunnerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.root_dir), "root_dir", "is empty: name a folder")
+        require(
+            _is_path(self.root_dir), "root_dir", f"is {self.root_dir!a}: no path has such a name"
+        )
+
+
+def _is_path(name: str) -> bool:
+    """Whether the system can be asked for it: no NUL, no half of a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
 
 
 def build(context: StoreContext, options: FsOptions) -> ChunkStore:

@@ -9,9 +9,9 @@ import contextlib
 import logging
 import mmap
 import os
+import stat
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError, map_errors
@@ -20,6 +20,7 @@ from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
 from kvtiers.tiers.fs import folders, names
 from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
+from kvtiers.tiers.fs.recency import Recency
 from kvtiers.tiers.fs.room import Room
 from kvtiers.tiers.fs.scratch import Scratch, sweep
 from kvtiers.tiers.options import bad_option, require
@@ -28,9 +29,8 @@ _log = logging.getLogger("kvtiers")
 
 _MAX_QUARANTINED = 4
 """Damaged files kept per namespace for whoever wants to know what happened."""
-_MAX_TOUCHES = 8192
-_STAMP_EVERY_S = 10.0
-"""Recency reaches the disk in batches; a kill forgets at most this much of it."""
+_MAX_REOPENS = 8
+"""How often one write makes the folder again while somebody clears it."""
 
 
 class FilesStore:
@@ -58,19 +58,16 @@ class FilesStore:
         self._folder = os.path.join(self._root, self._id)
         self._fsync = fsync
         self._io = DirectFiles(direct_io, fsync)
-        self._room = Room(self._root, capacity_bytes, self._evicted)
-        self._touched: deque[tuple[tuple[Key, ...], float]] = deque(maxlen=_MAX_TOUCHES)
-        self._to_stamp: dict[Key, float] = {}
-        self._stamped_at = context.clock()
-        self._stamping = threading.Lock()
+        self._room = Room(self._root, capacity_bytes, self._evicted, context.clock)
+        self._recency = Recency(self._path, self._touch_room, context.clock)
         self._opening = threading.Lock()
         self._closed = False
         try:
-            sweep(self._root)
             self._scratch = self._open()
         except OSError as e:
             raise folders.unusable(self._root, e) from e
         try:
+            sweep(self._root)
             self._probe()
         except OSError as e:
             self._scratch.close()
@@ -114,7 +111,7 @@ class FilesStore:
     def write(self, items: Sequence[Item]) -> list[KVTiersError | None]:
         """Store each item under its name unless it is there."""
         self._refuse_if_closed("write")
-        self._apply_touches()
+        self._recency.apply()
         return [self._caught("write", self._write, item) for item in items]
 
     def read(self, items: Sequence[Item]) -> list[KVTiersError | None]:
@@ -150,14 +147,14 @@ class FilesStore:
         """Note the use; the next write passes it on to the disk."""
         self._refuse_if_closed("touch")
         if keys:
-            self._touched.append((tuple(keys), self._context.wall_clock()))
+            self._recency.note(keys, self._context.wall_clock())
 
     def close(self) -> None:
         """Write down what was used when; remove the temporary files."""
         if self._closed:
             return
         self._closed = True
-        self._apply_touches(finally_=True)
+        self._recency.finish()
         self._scratch.close()
 
     # -- one file -------------------------------------------------------------------------------
@@ -183,14 +180,24 @@ class FilesStore:
         with self._room.using(name):
             if self._room.may_hold(name) and _exists(path):
                 return
-            try:
-                self._write_new(item, name, path)
-            except FileNotFoundError:  # somebody cleared the folder under us
-                with self._opening:
-                    if not os.path.isdir(self._scratch.folder):
-                        self._scratch.close()
-                        self._scratch = self._open()
-                self._write_new(item, name, path)
+            for _ in range(_MAX_REOPENS):
+                try:
+                    self._write_new(item, name, path)
+                    return
+                except FileNotFoundError:  # somebody clears the folder under us
+                    with contextlib.suppress(FileNotFoundError):
+                        self._open_again()
+            self._write_new(item, name, path)
+
+    def _open_again(self) -> None:
+        with self._opening:
+            if self._closed or (os.path.isdir(self._scratch.folder) and self._has_manifest()):
+                return
+            old, self._scratch = self._scratch, self._open()
+            old.close()
+
+    def _has_manifest(self) -> bool:
+        return _exists(os.path.join(self._folder, names.MANIFEST))
 
     def _write_new(self, item: Item, name: str, path: str) -> None:
         self._io.header()[:] = record.pack(item.key, self._id, item.view)
@@ -211,6 +218,8 @@ class FilesStore:
         try:
             os.replace(temp, path)
         except FileNotFoundError:
+            if not self._has_manifest():  # no chunk without it
+                raise
             folders.make_folder(os.path.dirname(path), durable=self._fsync)
             os.replace(temp, path)
         if self._fsync:
@@ -257,36 +266,31 @@ class FilesStore:
             return True
         self._room.gone(name)
         with contextlib.suppress(OSError):
-            self._room.put_last(os.path.relpath(aside, self._root), os.lstat(aside).st_size)
+            info = os.lstat(aside)
+            if stat.S_ISDIR(info.st_mode):
+                with contextlib.suppress(OSError):
+                    os.rmdir(aside)  # somebody's making: it stays if there is anything in it
+            else:
+                self._room.put_last(os.path.relpath(aside, self._root), info.st_size)
+            self._trim_quarantine(folder)
+        return True
+
+    def _trim_quarantine(self, folder: str) -> None:
+        with os.scandir(folder) as entries:
             kept = sorted(
-                (e.stat(follow_symlinks=False).st_mtime, e.path) for e in os.scandir(folder)
+                (e.stat(follow_symlinks=False).st_mtime, e.path)
+                for e in entries
+                if not e.is_dir(follow_symlinks=False) and names.chunk_key(e.name) is not None
             )
-            for _, old in kept[:-_MAX_QUARANTINED]:
+        for _, old in kept[:-_MAX_QUARANTINED]:
+            with contextlib.suppress(OSError):
                 os.unlink(old)
                 self._room.gone(os.path.relpath(old, self._root))
-        return True
 
     # -- recency --------------------------------------------------------------------------------
 
-    def _apply_touches(self, finally_: bool = False) -> None:
-        if not self._stamping.acquire(blocking=finally_):
-            return  # another lane is at it
-        try:
-            with contextlib.suppress(IndexError):
-                while True:
-                    keys, at = self._touched.popleft()
-                    self._room.touch(self._name(key) for key in keys)
-                    self._to_stamp.update(dict.fromkeys(keys, at))
-            now = self._context.clock()
-            due = now - self._stamped_at >= _STAMP_EVERY_S or len(self._to_stamp) >= _MAX_TOUCHES
-            if due or finally_:
-                self._stamped_at = now
-                stamps, self._to_stamp = self._to_stamp, {}
-                for key, at in stamps.items():
-                    with contextlib.suppress(OSError):
-                        os.utime(self._path(key), (at, at))
-        finally:
-            self._stamping.release()
+    def _touch_room(self, keys: Iterable[Key]) -> None:
+        self._room.touch(self._name(key) for key in keys)
 
     def _evicted(self, evicted: Sequence[str]) -> None:
         ours = [n for n in evicted if n.startswith(self._id) and names.QUARANTINE not in n]
@@ -317,6 +321,7 @@ class FilesStore:
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
         self._room.check()
+        self._recency.check()
 
     def __repr__(self) -> str:
         return f"<FilesStore {self._folder}: {self._room}, {self._io}>"

@@ -5,8 +5,10 @@ Raises ConfigError about ``root_dir``; OSError is left to the caller to word.
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable
 
 from kvtiers.chunks import Namespace
@@ -18,6 +20,7 @@ FILE_MODE = 0o600
 
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
 """A file system without this call, or a folder above the root that may be passed but not read."""
+_MAX_MANIFEST = 1 << 20
 _HARMLESS = re.compile(r"\..*|lost\+found|.*_[0-9a-f]{12}(_r[0-9]+)?")
 """May lie beside ours: hidden things and the folders of vLLM's own fs tier."""
 
@@ -77,8 +80,9 @@ def open_root(root_dir: str) -> str:
         raise bad_option("root_dir", f"is {root}, where a file is in the way: name a folder") from e
     except OSError as e:
         raise unusable(root, e) from e
-    strangers = [e for e in entries if not names.is_namespace(e) and not _HARMLESS.fullmatch(e)]
-    if strangers and not any(names.is_namespace(e) for e in entries):
+    namespaces = [e for e in entries if names.is_namespace(e)]
+    strangers = [e for e in entries if e not in namespaces and not _HARMLESS.fullmatch(e)]
+    if strangers and not any(has_our_manifest(os.path.join(root, n)) for n in namespaces):
         raise bad_option(
             "root_dir",
             f"is {root}, which holds other things ({min(strangers)}): "
@@ -105,15 +109,14 @@ def open_manifest(folder: str, namespace: Namespace, temp: Callable[[], str]) ->
     path = os.path.join(folder, names.MANIFEST)
     expected = namespace.manifest().encode()
     try:
-        with open(path, "rb") as f:
-            found = f.read()
+        found = _read_manifest(path)
     except FileNotFoundError:
-        strangers = set(os.listdir(folder)) - {names.TEMP, names.QUARANTINE, names.MANIFEST}
-        if strangers:
+        stranger = _stranger(folder)
+        if stranger is not None:
             raise bad_option(
                 "root_dir",
-                f"holds {folder}, which has files but no {names.MANIFEST} that says what they "
-                "are: move that folder away",
+                f"holds {folder}, which has no {names.MANIFEST} that says what it is, but "
+                f"{stranger}: move that folder away",
             ) from None
         write_durably(temp(), path, expected)
         return
@@ -124,3 +127,39 @@ def open_manifest(folder: str, namespace: Namespace, temp: Callable[[], str]) ->
             f"move the folder {folder} away",
         )
     sync_folder(folder)  # it may be another engine's, written just now
+
+
+def has_our_manifest(folder: str) -> bool:
+    """Whether ``folder`` is a namespace that kvtiers made: its name is the manifest's digest."""
+    try:
+        found = _read_manifest(os.path.join(folder, names.MANIFEST))
+    except OSError:
+        return False
+    return hashlib.sha256(found).hexdigest()[:32] == os.path.basename(folder)
+
+
+def _read_manifest(path: str) -> bytes:
+    """Its bytes, none if it is no regular file. Does not wait for the writer of a fifo."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _MAX_MANIFEST) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    finally:
+        os.close(fd)
+
+
+def _stranger(folder: str) -> str | None:
+    """An entry of a namespace's folder that is not named as ours; None if all are.
+
+    Chunks say in their header which namespace they are of, so that a lost manifest can be made
+    again for them.
+    """
+    for name in os.listdir(folder):
+        if name in (names.TEMP, names.QUARANTINE, names.MANIFEST):
+            continue
+        if not names.is_fan(name):
+            return name
+        with contextlib.suppress(FileNotFoundError):
+            for below in os.listdir(os.path.join(folder, name)):
+                if names.chunk_key(below) is None:
+                    return f"{name}/{below}"
+    return None

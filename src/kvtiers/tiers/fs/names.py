@@ -1,4 +1,4 @@
-"""Where things lie under the root: ``<namespace>/<2 hex>/<2 hex>/<digest hex>-g<group>.kvc``."""
+"""Where things lie under the root: ``<namespace>/<2 hex>/<digest hex>-g<group>.kvc``."""
 
 import os
 import re
@@ -35,16 +35,21 @@ def is_namespace(name: str) -> bool:
     return _NAMESPACE.fullmatch(name) is not None
 
 
+def is_fan(name: str) -> bool:
+    """Whether a folder of this name holds chunks of a namespace."""
+    return _FOLDER.fullmatch(name) is not None
+
+
 def namespaces(root: str) -> list[str]:
     """Folder names of the namespaces under ``root``. Raises OSError."""
     with os.scandir(root) as entries:
-        return [e.name for e in entries if is_namespace(e.name) and e.is_dir()]
+        return [e.name for e in entries if is_namespace(e.name) and e.is_dir(follow_symlinks=False)]
 
 
 def chunk_files(folder: str) -> Iterator[tuple[Key, os.DirEntry[str]]]:
     """The chunks under a namespace's folder. What vanishes meanwhile is left out."""
     for fan in _entries(folder):
-        if _FOLDER.fullmatch(fan.name):
+        if is_fan(fan.name):
             for entry in _entries(fan.path):
                 key = chunk_key(entry.name)
                 if key is not None:

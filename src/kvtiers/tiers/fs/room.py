@@ -12,6 +12,10 @@ from kvtiers.tiers.fs.quota import Ledger
 
 _log = logging.getLogger("kvtiers")
 
+_MAX_FAILURES = 16
+"""Files that one write tries to evict in vain before it fails."""
+_STUCK_S = 30.0
+"""A file that could not be evicted is passed over for so long: it may have been the device."""
 _NOTHING_LEAVES = contextlib.nullcontext()
 
 
@@ -23,14 +27,20 @@ class Room:
     """
 
     def __init__(
-        self, root: str, capacity_bytes: int | None, on_evicted: Callable[[Sequence[str]], None]
+        self,
+        root: str,
+        capacity_bytes: int | None,
+        on_evicted: Callable[[Sequence[str]], None],
+        clock: Callable[[], float],
     ) -> None:
         self._root = root
         self._bounded = capacity_bytes is not None
         self._ledger = Ledger(capacity_bytes or 0)
         self._on_evicted = on_evicted
         self._loaded = False
-        self._stuck: set[str] = set()
+        self._clock = clock
+        self._stuck: dict[str, float] = {}  # -> when to try again
+        self._said_stuck = False
         self._state = threading.Lock()
         """Guards the ledger; never held during I/O."""
         self._making_room = threading.Lock()
@@ -63,7 +73,8 @@ class Room:
     def reserve(self, token: str, size: int) -> None:
         """Make room for ``size`` bytes, until ``fill`` or ``release`` of ``token``.
 
-        Raises KVTiersError (``Kind.FULL``) if that is impossible.
+        Raises KVTiersError if that is impossible: ``Kind.FULL``, or ``Kind.IO`` because files
+        that should leave cannot be deleted.
         """
         if self._bounded:
             self._make_room(token, size)
@@ -77,18 +88,24 @@ class Room:
 
     def _make_room(self, token: str, size: int) -> None:
         evicted: list[str] = []
+        may_fail = _MAX_FAILURES
         try:
             with self._making_room:
                 self._load()
                 while True:
                     with self._state:
+                        self._try_again_what_was_stuck()
                         victims = self._ledger.evict(size, self._stuck)
                         if victims is None:
-                            raise self._full(size)
+                            raise self._stuck_error(size) if self._stuck else self._full(size)
                         if not victims:
                             self._ledger.promise(token, size)
                             return
-                    evicted += [name for name, bytes_ in victims if self._delete(name, bytes_)]
+                    left = self._delete_all(victims, may_fail)
+                    evicted += left
+                    may_fail -= len(victims) - len(left)
+                    if may_fail <= 0:
+                        raise self._stuck_error(size)
         finally:
             if evicted:
                 self._on_evicted(evicted)
@@ -97,6 +114,7 @@ class Room:
         """What was reserved is now on disk as ``name``."""
         if self._bounded:
             with self._state:
+                self._stuck.pop(name, None)
                 self._ledger.keep_promise(token, name)
 
     def release(self, token: str) -> None:
@@ -114,6 +132,7 @@ class Room:
     def gone(self, name: str) -> None:
         """``name`` left the disk by other means."""
         with self._state:
+            self._stuck.pop(name, None)
             self._ledger.gone(name)
 
     def put_last(self, name: str, size: int) -> None:
@@ -131,17 +150,46 @@ class Room:
             operation="write",
         )
 
-    def _delete(self, name: str, size: int) -> bool:
+    def _stuck_error(self, size: int) -> KVTiersError:
+        return KVTiersError(
+            f"{self._root} has no room for {size} bytes, because {len(self._stuck)} files in it "
+            "that should leave cannot be deleted",
+            kind=Kind.IO,
+            retry=Retry.MAY,
+            operation="write",
+        )
+
+    def _try_again_what_was_stuck(self) -> None:
+        now = self._clock()
+        while self._stuck and next(iter(self._stuck.values())) <= now:
+            del self._stuck[next(iter(self._stuck))]
+
+    def _delete_all(self, victims: Sequence[tuple[str, int]], may_fail: int) -> list[str]:
+        """Those that left; the rest, untried after ``may_fail`` failures, stays and is counted."""
+        left: list[str] = []
+        kept: list[tuple[str, int]] = []
+        for name, size in victims:
+            if len(kept) < may_fail and self._delete(name):
+                left.append(name)
+            else:
+                kept.append((name, size))
+        with self._state:
+            for name, size in reversed(kept):
+                self._ledger.put_last(name, size)
+        return left
+
+    def _delete(self, name: str) -> bool:
         try:
             os.unlink(os.path.join(self._root, name))
         except FileNotFoundError:
             return True
         except OSError as e:
-            if not self._stuck:
+            if not self._said_stuck:
+                self._said_stuck = True
                 _log.warning("cannot evict %s/%s, said once: %s", self._root, name, e.strerror)
             with self._state:
-                self._stuck.add(name)
-                self._ledger.put_last(name, size)
+                self._stuck.pop(name, None)  # to the end: in order of time
+                self._stuck[name] = self._clock() + _STUCK_S
             return False
         return True
 
@@ -181,7 +229,7 @@ def measure(root: str) -> tuple[list[tuple[float, str, int]], int]:
                 name = os.path.relpath(path, root)
                 if path in chunks:
                     files.append((info.st_mtime, name, info.st_size))
-                elif f"/{names.QUARANTINE}/" in name:
+                elif f"/{names.QUARANTINE}/" in name and names.chunk_key(os.path.basename(path)):
                     files.append((0.0, name, info.st_size))
                 else:
                     other += info.st_size

@@ -1,7 +1,8 @@
 """A folder for temporary files, per instance, that others can tell to be dead.
 
 ``<namespace>/tmp/<unique>/`` holds a ``lock`` that its instance keeps locked (flock) while it
-lives; the kernel lets go however it dies. Whoever gets the lock may remove the folder.
+lives; the kernel lets go however it dies. Whoever gets the lock may remove the folder. Only
+what is certainly ours is removed: under a namespace's manifest, by our names, never by a link.
 """
 
 import contextlib
@@ -9,13 +10,18 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import tempfile
 
 from kvtiers.tiers.fs import names
-from kvtiers.tiers.fs.folders import FILE_MODE, FOLDER_MODE, make_folder
+from kvtiers.tiers.fs.folders import FILE_MODE, FOLDER_MODE, has_our_manifest, make_folder
 
 _LOCK = "lock"
+_OURS = re.compile(r"[0-9]{1,10}-[a-z0-9_]+")
+_CONTENT = re.compile(r"[0-9]+")
+_ATTEMPTS = 20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
@@ -23,24 +29,28 @@ class Scratch:
 
     def __init__(self, namespace_folder: str) -> None:
         temp = os.path.join(namespace_folder, names.TEMP)
-        make_folder(temp)
         self._numbers = itertools.count()
-        while True:
-            self.folder = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=temp)
-            lock = _lock_new(self.folder)
-            if lock is not None:
-                self._lock = lock
+        self._lock: int | None = None
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):  # somebody clears the place meanwhile
+                make_folder(temp)
+                self.folder = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=temp)
+                self._lock = _lock_new(self.folder)
+            if self._lock is not None:
                 return
+        raise FileNotFoundError(errno.ENOENT, "new folders vanish at once", temp)
 
     def path(self) -> str:
         """A name for a new file; never the same twice."""
         return f"{self.folder}/{next(self._numbers)}"
 
     def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
+        """Remove the folder. Idempotent: the number of a closed file is soon another's."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.close(lock)
 
     def __repr__(self) -> str:
         return f"<Scratch {self.folder}>"
@@ -49,19 +59,12 @@ class Scratch:
 def _lock_new(folder: str) -> int | None:
     """Make and hold the lock of a new folder; None if a sweeper took it for dead meanwhile."""
     os.chmod(folder, FOLDER_MODE)
-    try:
-        fd = _open_lock(folder)
-    except FileNotFoundError:
-        return None
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(os.path.join(folder, _LOCK), flags, FILE_MODE)
+    os.fchmod(fd, FILE_MODE)
     if not _lock(fd) or not os.path.exists(os.path.join(folder, _LOCK)):
         os.close(fd)
         return None
-    return fd
-
-
-def _open_lock(folder: str) -> int:
-    fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    os.fchmod(fd, FILE_MODE)
     return fd
 
 
@@ -78,22 +81,49 @@ def sweep(root: str) -> int:
     """Remove the scratch folders of dead instances under ``root``; how many. Raises OSError."""
     swept = 0
     for namespace in names.namespaces(root):
-        temp = os.path.join(root, namespace, names.TEMP)
-        with contextlib.suppress(OSError):  # absent, or another user's
-            for name in os.listdir(temp):
-                swept += _sweep_one(os.path.join(temp, name))
+        folder = os.path.join(root, namespace)
+        if has_our_manifest(folder):
+            with contextlib.suppress(OSError):  # absent, a link, or another user's
+                swept += _sweep_folder(os.path.join(folder, names.TEMP))
     return swept
 
 
-def _sweep_one(folder: str) -> bool:
+def _sweep_folder(temp: str) -> int:
+    fd = os.open(temp, _FOLDER)
     try:
-        fd = _open_lock(folder)
+        return sum(_sweep_one(name, fd) for name in os.listdir(fd) if _OURS.fullmatch(name))
+    finally:
+        os.close(fd)
+
+
+def _sweep_one(name: str, temp: int) -> bool:
+    """Whether the folder ``name`` was a dead one's and is removed."""
+    try:
+        folder = os.open(name, _FOLDER, dir_fd=temp)
     except OSError:  # gone, or not ours to touch
         return False
     try:
-        if not _lock(fd, without_locks=False):
+        if not _clear(folder):
             return False
-        shutil.rmtree(folder, ignore_errors=True)
+        os.rmdir(name, dir_fd=temp)
+    except OSError:
+        return False
+    finally:
+        os.close(folder)
+    return True
+
+
+def _clear(folder: int) -> bool:
+    """Unlink what an instance leaves, the lock last; False if it lives or made no lock yet."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    lock = os.open(_LOCK, flags, dir_fd=folder)
+    try:
+        if not _lock(lock, without_locks=False):
+            return False
+        for left in os.listdir(folder):
+            if _CONTENT.fullmatch(left):
+                os.unlink(left, dir_fd=folder)
+        os.unlink(_LOCK, dir_fd=folder)
         return True
     finally:
-        os.close(fd)
+        os.close(lock)

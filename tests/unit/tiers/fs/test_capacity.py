@@ -222,3 +222,66 @@ def test_file_removed_by_others_is_written_again(folder: Folder) -> None:
     assert store.write([Item(key(2), filled(2))]) == [None]
     store.check()
     store.close()
+
+
+def test_a_moment_without_deletes_is_an_io_error_and_passes(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder.open(capacity_bytes=capacity(40))
+    write(store, *range(40))
+    tried: list[str] = []
+
+    def unlink(path: str, **where: int) -> None:
+        if path.endswith(".kvc"):
+            tried.append(path)
+        raise OSError(5, "told to fail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        assert write(store, 100) == [Kind.IO]
+        assert len(tried) == 16, "one write does not try them all"
+        assert write(store, 101, 102, 103) == [Kind.IO] * 3
+        assert len(tried) == 40, "nor the same again and again"
+    store.check()
+    assert store.contains([key(n) for n in range(40)]) == [True] * 40
+    folder.clock.advance(30)
+    assert write(store, *range(100, 140)) == [None] * 40
+    assert store.contains([key(n) for n in range(40)]) == [False] * 40
+    assert store.used_bytes == folder.disk_bytes()
+    store.check()
+    store.close()
+
+
+def test_a_lowered_capacity_that_cannot_be_enforced_tries_a_few_and_counts_all(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder.open()
+    write(store, *range(60))
+    store.close()
+    store = folder.open(capacity_bytes=capacity(5))
+    tried: list[str] = []
+
+    def unlink(path: str, **where: int) -> None:
+        tried.append(path)
+        raise OSError(5, "told to fail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        assert len(list(store.scan())) == 60
+    assert len(tried) == 16
+    assert store.used_bytes == folder.disk_bytes()
+    folder.clock.advance(30)
+    assert len(list(store.scan())) == 5
+    store.check()
+    store.close()
+
+
+def test_peoples_files_in_a_folder_called_quarantine_never_leave(folder: Folder) -> None:
+    theirs = folder.root / ("0" * 32) / "quarantine" / "photo.jpg"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"x" * STORED)
+    store = folder.open(capacity_bytes=capacity(3))
+    assert write(store, 1, 2, 3, 4) == [None] * 4
+    assert theirs.exists()
+    assert store.used_bytes == folder.disk_bytes()
+    store.close()

@@ -6,6 +6,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fs_kit import Folder, flip, kinds, read, write
@@ -187,6 +188,25 @@ def test_quarantine_is_bounded(folder: Folder) -> None:
     store.close()
 
 
+def test_a_folder_in_the_quarantine_does_not_end_its_trimming(folder: Folder) -> None:
+    store = folder.open(capacity_bytes=1 << 20)
+    aside = folder.root / NAMESPACE.id / "quarantine"
+    for n in range(10):
+        write(store, n)
+        if n % 4 == 0:
+            become_a_folder(folder.file(n))
+        elif n % 4 == 1:
+            become_a_folder(folder.file(n))
+            (folder.file(n) / "mine").touch()
+        else:
+            flip(folder.file(n), -1)
+        assert read(store, n) == [Kind.CORRUPT]
+    assert len([p for p in aside.iterdir() if p.is_file()]) == 4
+    assert len([p for p in aside.iterdir() if p.is_dir()]) == 3, "with something in them"
+    store.check()
+    store.close()
+
+
 def test_absent_chunk_vanished(folder: Folder) -> None:
     store = folder.open()
     write(store, 1)
@@ -225,11 +245,11 @@ def test_full_disk_fails_that_chunk_and_leaves_nothing(
 def test_no_o_direct_is_remembered(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     real, flags = os.open, []
 
-    def open_(path: str, how: int, mode: int = 0o777) -> int:
+    def open_(path: str, how: int, mode: int = 0o777, **where: int) -> int:
         flags.append(bool(how & os.O_DIRECT))
         if how & os.O_DIRECT:
             raise OSError(errno.EINVAL, "told to refuse")
-        return real(path, how, mode)
+        return real(path, how, mode, **where)
 
     monkeypatch.setattr(os, "open", open_)
     store = folder.open()
@@ -283,6 +303,63 @@ def test_a_folder_cleared_under_a_running_engine_is_made_again(folder: Folder) -
     assert read(store, 2) == [payload(2)]
     assert (folder.root / NAMESPACE.id / "manifest.json").exists()
     assert read(store, 1) == [Kind.VANISHED]
+    store.close()
+
+
+@pytest.mark.parametrize("at", ["open", "replace"])
+def test_a_folder_cleared_in_the_middle_of_a_write(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Whenever the files go, those that come after are in a namespace with a manifest."""
+    store = folder.open(direct_io="off")
+    namespace, times, real = folder.root / NAMESPACE.id, [3], getattr(os, at)
+
+    def clear_then(*args: Any, **options: Any) -> Any:
+        if times[0] and "/tmp/" in str(args[0]).removeprefix(str(folder.root.parent)):
+            times[0] -= 1
+            shutil.rmtree(namespace, ignore_errors=True)
+        return real(*args, **options)
+
+    monkeypatch.setattr(os, at, clear_then)
+    assert write(store, 1) == [None]
+    monkeypatch.undo()
+    assert times == [0]
+    assert read(store, 1) == [payload(1)]
+    assert (namespace / "manifest.json").exists()
+    store.close()
+    folder.open().close()
+
+
+def test_a_manifest_lost_with_the_scratch_folder_is_made_again(folder: Folder) -> None:
+    store = folder.open()
+    write(store, 1)
+    shutil.rmtree(folder.root / NAMESPACE.id / "tmp")
+    (folder.root / NAMESPACE.id / "manifest.json").unlink()
+    assert write(store, 2) == [None]
+    assert (folder.root / NAMESPACE.id / "manifest.json").exists()
+    assert read(store, 1, 2) == [payload(1), payload(2)]
+    store.close()
+
+
+def test_a_folder_that_cannot_be_made_again_closes_no_file_of_others(
+    folder: Folder, tmp_path: Path
+) -> None:
+    store = folder.open()
+    namespace = folder.root / NAMESPACE.id
+    shutil.rmtree(namespace)
+    namespace.mkdir()
+    (namespace / "theirs").touch()
+    assert write(store, 1) == [Kind.CONFIG]
+    store._scratch.close()
+    others = [os.open(tmp_path, os.O_RDONLY) for _ in range(32)]
+    for _ in range(3):
+        assert write(store, 1) == [Kind.CONFIG]
+    store._scratch.close()
+    for fd in others:
+        os.fstat(fd)
+        os.close(fd)
+    (namespace / "theirs").unlink()
+    assert write(store, 1) == [None]
     store.close()
 
 

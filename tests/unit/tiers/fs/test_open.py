@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from tier_kit import NAMESPACE, payload
 
 from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError
+from kvtiers.tiers.fs import FsOptions
 from kvtiers.tiers.fs.scratch import Scratch, sweep
 
 MANIFEST = f"{NAMESPACE.id}/manifest.json"
@@ -41,14 +43,43 @@ def test_manifest_that_disagrees_is_refused(folder: Folder) -> None:
     assert os.listdir(folder.root / NAMESPACE.id / "tmp") == []
 
 
-def test_files_without_a_manifest_are_refused(folder: Folder) -> None:
+def test_chunks_that_lost_their_manifest_get_it_again(folder: Folder) -> None:
     store = folder.open()
     write(store, 1)
     store.close()
     (folder.root / MANIFEST).unlink()
+    store = folder.open()
+    assert (folder.root / MANIFEST).exists()
+    assert read(store, 1) == [payload(1)]
+    store.close()
+
+
+@pytest.mark.parametrize("stranger", ["notes.txt", "00/notes.txt", "000/x"])
+def test_other_files_without_a_manifest_are_refused(folder: Folder, stranger: str) -> None:
+    store = folder.open()
+    write(store, 1)
+    store.close()
+    (folder.root / MANIFEST).unlink()
+    theirs = folder.root / NAMESPACE.id / stranger
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.touch()
     text = complaint(folder)
-    assert "has files but no manifest.json" in text
+    assert f"has no manifest.json that says what it is, but {stranger.removesuffix('/x')}" in text
     assert str(folder.root / NAMESPACE.id) in text
+
+
+def test_a_manifest_that_is_a_fifo_does_not_hang(folder: Folder) -> None:
+    folder.open().close()
+    (folder.root / MANIFEST).unlink()
+    os.mkfifo(folder.root / MANIFEST)
+    assert "disagrees" in complaint(folder)
+
+
+@pytest.mark.parametrize("name", ["/tmp/a\0b", "/tmp/\ud800"])
+def test_a_root_that_is_no_path(name: str) -> None:
+    with pytest.raises(ConfigError, match="no path has such a name") as caught:
+        FsOptions(root_dir=name)
+    str(caught.value).encode()
 
 
 def test_an_empty_namespace_folder_is_somebody_else_just_starting(folder: Folder) -> None:
@@ -71,6 +102,17 @@ def test_root_with_other_things(folder: Folder) -> None:
     assert "holds other things (photos)" in text
     assert "name an empty folder" in text
     assert os.listdir(folder.root) == ["photos"]
+
+
+def test_a_name_like_a_namespace_does_not_make_a_root_ours(folder: Folder) -> None:
+    (folder.root / "photos").mkdir(parents=True)
+    (folder.root / ("0" * 32)).mkdir()
+    (folder.root / ("0" * 32) / "manifest.json").write_text("{}")
+    assert "holds other things (photos)" in complaint(folder)
+    (folder.root / "photos").rmdir()
+    folder.open().close()
+    (folder.root / "photos").mkdir()
+    folder.open().close()
 
 
 def test_root_beside_hidden_things_and_vllms_own_tier(folder: Folder) -> None:
@@ -112,13 +154,69 @@ def test_capacity_that_makes_no_sense(folder: Folder) -> None:
         )
 
 
-def test_sweep_takes_dead_scratch_folders_only(folder: Folder) -> None:
-    namespace = folder.root / NAMESPACE.id
-    live = Scratch(str(namespace))
-    dead = namespace / "tmp" / "1-dead"
-    dead.mkdir()
+def dead_scratch(namespace: Path, name: str = "1-dead") -> Path:
+    dead = namespace / "tmp" / name
+    dead.mkdir(parents=True)
     (dead / "lock").touch()
     (dead / "0").write_text("half a chunk")
+    return dead
+
+
+def test_sweep_leaves_alone_what_is_not_certainly_ours(folder: Folder) -> None:
+    folder.open().close()
+    namespace, precious = folder.root / NAMESPACE.id, folder.root.parent / "precious"
+    others = [dead_scratch(folder.root / ("0" * 32)), dead_scratch(namespace, "holiday")]
+    unlocked = dead_scratch(namespace, "2-unlocked")
+    (unlocked / "lock").unlink()
+    full = dead_scratch(namespace, "3-full")
+    (full / "photo.jpg").touch()
+    dead_scratch(precious)
+    os.symlink(precious / "tmp" / "1-dead", namespace / "tmp" / "4-link")
+    linked = folder.root / Namespace({"model": "linked"}).id
+    linked.mkdir()
+    (linked / "manifest.json").write_text(Namespace({"model": "linked"}).manifest())
+    os.symlink(precious / "tmp", linked / "tmp")
+    assert sweep(str(folder.root)) == 0
+    for path in [*others, precious / "tmp" / "1-dead"]:
+        assert sorted(os.listdir(path)) == ["0", "lock"]
+    assert os.listdir(unlocked) == ["0"]
+    assert os.listdir(full) == ["photo.jpg"]
+
+
+@pytest.mark.parametrize("call", ["chmod", "open"])
+def test_a_scratch_folder_that_is_cleared_while_it_is_made_is_made_again(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real, times = getattr(os, call), [3]
+
+    def clear_then(path: str, *args: int, **where: int) -> object:
+        made = path.removesuffix("/lock")
+        if times[0] and os.path.basename(os.path.dirname(made)) == "tmp":
+            times[0] -= 1
+            shutil.rmtree(made)
+        return real(path, *args, **where)
+
+    monkeypatch.setattr(os, call, clear_then)
+    scratch = Scratch(str(folder.root))
+    assert times == [0]
+    assert os.listdir(scratch.folder) == ["lock"]
+    scratch.close()
+
+
+def test_a_closed_scratch_folder_does_not_close_anothers_file(folder: Folder) -> None:
+    scratch = Scratch(str(folder.root))
+    scratch.close()
+    others = [os.open(folder.root, os.O_RDONLY) for _ in range(8)]
+    scratch.close()
+    for fd in others:
+        os.close(fd)
+
+
+def test_sweep_takes_dead_scratch_folders_only(folder: Folder) -> None:
+    folder.open().close()
+    namespace = folder.root / NAMESPACE.id
+    live = Scratch(str(namespace))
+    dead = dead_scratch(namespace)
     assert sweep(str(folder.root)) == 1
     assert not dead.exists()
     assert Path(live.folder).exists()
