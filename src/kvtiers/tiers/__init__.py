@@ -14,6 +14,7 @@ them.
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,9 +63,23 @@ def check_tiers(specs: Iterable[TierSpec]) -> None:
     Modules are imported; nothing is built, opened or made, so it may be asked early and often.
     Raises the ConfigError that :func:`build_tier` would.
     """
+    folders: set[str] = set()
     for position, spec in enumerate(specs):
         with _at(position):
             _resolve(spec.as_mapping())
+            _refuse_a_second(folders, spec.as_mapping())
+
+
+def _refuse_a_second(folders: set[str], options: Mapping[str, Any]) -> None:
+    """Two ``fs`` tiers in one folder would each remove what the other relies on."""
+    if options["type"] == "fs" and "module_path" not in options:
+        folder = os.path.realpath(options["root_dir"])
+        require(
+            folder not in folders,
+            "root_dir",
+            f"is {options['root_dir']}, as of another fs tier: give each a folder of its own",
+        )
+        folders.add(folder)
 
 
 def build_tier(

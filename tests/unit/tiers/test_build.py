@@ -198,6 +198,12 @@ def test_checking_names_the_tier_that_is_wrong() -> None:
         check({"type": "memory", "capacity_bytes": 1 << 20}, {"type": "fs"})
 
 
+def test_two_tiers_in_one_folder_are_refused(tmp_path: Path) -> None:
+    first = {"type": "fs", "root_dir": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"^secondary_tiers\[1\]\.root_dir is .* of another fs"):
+        check(first, {"type": "fs", "root_dir": f"{tmp_path}/x/.."})
+
+
 def test_checking_builds_and_says_nothing(
     plugin: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,6 +62,7 @@ class FilesStore:
         self._recency = Recency(self._path, self._touch_room, context.clock)
         self._opening = threading.Lock()
         self._closed = False
+        self._said_damaged = False
         try:
             self._scratch = self._open()
         except OSError as e:
@@ -239,6 +240,7 @@ class FilesStore:
             if problem is None:
                 return
             if self._quarantine(name, path):
+                self._say_damaged(path, problem)
                 self._context.on_removed([item.key], Reason.CORRUPT)
         raise KVTiersError(
             f"{path}: {problem}", kind=Kind.CORRUPT, operation="read", context={"path": path}
@@ -251,6 +253,12 @@ class FilesStore:
         header = bytes(self._io.header())
         error = record.verify(header, item.key, self._id, item.view)
         return None if error is None else str(error)
+
+    def _say_damaged(self, path: str, problem: str) -> None:
+        """Once: a disk that goes bad has many of them, and the metrics count each."""
+        if not self._said_damaged:
+            self._said_damaged = True
+            _log.warning("%s was damaged and is a miss, said once: %s", path, problem)
 
     def _quarantine(self, name: str, path: str) -> bool:
         """Put a file aside; False if somebody else did, who then reports it."""

@@ -177,6 +177,17 @@ def test_error_of_a_damaged_chunk_names_file_and_field(folder: Folder) -> None:
     store.close()
 
 
+def test_damage_is_said_once(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    store = folder.open()
+    write(store, 1, 2)
+    flip(folder.file(1), -1)
+    flip(folder.file(2), -1)
+    read(store, 1, 2)
+    (said,) = [r.getMessage() for r in caplog.records if "damaged" in r.getMessage()]
+    assert str(folder.file(1)) in said
+    store.close()
+
+
 def test_quarantine_is_bounded(folder: Folder) -> None:
     store = folder.open()
     for n in range(10):
