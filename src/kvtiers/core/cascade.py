@@ -38,7 +38,9 @@ class CascadeOptions:
     backoff_max_s: float = 60.0
     park_s: float = 60.0
     refusal_pause_s: float = 0.05
-    """Pause of a tier that refused a job."""
+    """Pause of a tier that refused a job; doubles with each refusal in a row."""
+    refusal_pause_max_s: float = 2 * SOON_S
+    """More than an idle engine waits for: a tier that refuses everything lets it rest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +54,8 @@ class _Backlog:
     paused_until: float = 0.0
     pauses: int = 0
     """Pauses in a row, without a success between them."""
-    refused: bool = False
+    refusals: int = 0
+    """Jobs in a row that the tier refused."""
     pinned: int = 0
     """Host slots that jobs to this tier pin now."""
 
@@ -126,6 +129,8 @@ class Cascades:
             self._take_back(backlog, failed, now)
         else:
             backlog.pauses = 0
+            if backlog.refusals:
+                backlog.paused_until = now  # a job's room came free
         reason = reason_of([e.kind for e in outcome.failed.values()]) if failed else None
         done = len(flight.keys) - len(failed)
         self._emit(
@@ -177,7 +182,7 @@ class Cascades:
         job_id = self._ledger.open(flight)
         if tier.submit_store(Job(job_id, JobKind.STORE, keys, slots, views)):
             backlog.pinned += len(slots)
-            backlog.refused = False
+            backlog.refusals = 0
             self._emit(TransferStarted(Hop.CASCADE, tier.label, len(keys)))
             return True
         self._ledger.close(job_id, tier)
@@ -186,10 +191,11 @@ class Cascades:
         for key in reversed(keys):
             backlog.keys[key] = None
             backlog.keys.move_to_end(key, last=False)
-        backlog.paused_until = now + self._options.refusal_pause_s
-        if not backlog.refused:
-            backlog.refused = True
+        pause = self._options.refusal_pause_s * 2 ** min(backlog.refusals, 16)
+        backlog.paused_until = now + min(pause, self._options.refusal_pause_max_s)
+        if not backlog.refusals:
             self._emit(ChunksDeclined(Hop.CASCADE, tier.label, len(keys), Reason.PRESSURE))
+        backlog.refusals += 1
         return False
 
     def _next_batch(self, backlog: _Backlog) -> tuple[Key, ...]:

@@ -56,10 +56,8 @@ class StoreTier:
         clock: Callable[[], float],
         start_thread: StartThread = start_daemon,
     ) -> None:
-        self.name = identity.name
-        self.label = identity.label
-        self.medium = identity.medium
-        self.locality = identity.locality
+        self.name, self.label = identity.name, identity.label
+        self.medium, self.locality = identity.medium, identity.locality
         self.store = store
         self._options = options
         self._inbox = inbox
@@ -183,7 +181,8 @@ class StoreTier:
         lanes = options.n_write_threads
         if job.kind is JobKind.LOAD:
             lanes += options.n_read_threads
-        runs = split(job, todo, lanes, options.min_slice_bytes)
+        share = max(1, lanes // (1 + len(self._by_deadline[job.kind])))  # others use them too
+        runs = split(job, todo, share, options.min_slice_bytes)
         return [Transfer(job, items, taken.deadline, self._mover) for items in runs]
 
     def _settle(self, piece: Transfer) -> None:

@@ -63,6 +63,21 @@ def test_what_a_tier_refuses_is_counted_and_offered_again() -> None:
     assert [j.keys for j in tier.jobs] == [tuple(keys(1, 2))]
 
 
+def test_what_a_tier_refused_is_offered_at_once_when_one_of_its_jobs_ends() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    world.step()
+    tier.accepts = False
+    world.stored(keys(2))
+    for _ in range(8):
+        world.step(seconds=10)
+    tier.accepts = True
+    tier.finish(tier.jobs[0])
+    world.step()
+    assert [j.keys for j in tier.jobs] == [tuple(keys(2))]
+
+
 def test_a_chunk_evicted_before_its_cascade_is_counted_as_lost() -> None:
     tier = ScriptedTier()
     tier.accepts = False

@@ -263,6 +263,21 @@ def test_an_idle_engine_steps_on_for_a_backlog_that_is_paused_briefly() -> None:
     assert not world.manager.has_pending_work(world.now), "parked for a minute: it need not spin"
 
 
+def test_an_idle_engine_comes_to_rest_though_a_tier_refuses_everything() -> None:
+    tier = ScriptedTier()
+    tier.accepts = False
+    world = World(tiers=[tier])
+    world.stored(keys(1))
+    started = world.now
+    world.step()
+    while world.manager.has_pending_work(world.now):
+        assert world.now < started + 20
+        world.step(seconds=0.05)
+    tier.accepts = True
+    world.step(seconds=10)
+    assert [j.keys for j in tier.jobs] == [tuple(keys(1))]
+
+
 def test_a_shutdown_without_time_sends_nothing() -> None:
     tier = ScriptedTier()
     world = World(tiers=[tier])

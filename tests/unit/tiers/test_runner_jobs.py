@@ -59,6 +59,19 @@ def test_a_job_is_spread_over_the_lanes_and_told_once() -> None:
         assert bench.tier.get_finished_jobs() == []
 
 
+def test_jobs_that_come_together_share_the_lanes() -> None:
+    """Lanes that are busy anyway win nothing from small slices."""
+    store = ScriptedStore()
+    gate = store.hold("write")
+    with Bench(store, n_write_threads=4, min_slice_bytes=1) as bench:
+        for first in (0, 4, 8, 12):
+            assert bench.tier.submit_store(bench.store_job(*range(first, first + 4)))
+        gate.set()
+        assert bench.tier.drain_jobs(20)
+        assert sorted(map(len, store.called("write"))) == [1, 1, 1, 1, 2, 2, 4, 4]
+        assert len(bench.tier.get_finished_jobs()) == 4
+
+
 def test_chunks_that_are_there_are_not_stored_again() -> None:
     with Bench(ScriptedStore()) as bench:
         bench.run(bench.store_job(1))
