@@ -1,5 +1,6 @@
 """Real vLLM engines on the CPU, in this process: fast to start, and open to metrics and patches."""
 
+import contextlib
 import gc
 import math
 import os
@@ -149,17 +150,21 @@ def _remove_what_vllm_left(before: set[str]) -> None:
     """With several ranks vLLM leaves its own queues and semaphores in shared memory."""
     new = {n for n in set(os.listdir("/dev/shm")) - before if n.startswith(("psm_", "sem.mp-"))}
     if new:
-        used = "".join(_maps(process) for process in Path("/proc").glob("[0-9]*"))
+        used = {inode for process in Path("/proc").glob("[0-9]*") for inode in _mapped(process)}
         for name in new:
-            if f"/dev/shm/{name}" not in used:
-                Path("/dev/shm", name).unlink(missing_ok=True)
+            file = Path("/dev/shm", name)
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_ino not in used:
+                    file.unlink()
 
 
-def _maps(process: Path) -> str:
+def _mapped(process: Path) -> list[int]:
+    """Inodes of shared memory; whoever makes a semaphore maps it before it has its name."""
     try:
-        return (process / "maps").read_text()
+        lines = (process / "maps").read_text().splitlines()
     except OSError:
-        return ""  # it ended meanwhile, or is not ours to look at
+        return []  # it ended meanwhile, or is not ours to look at
+    return [int(line.split()[4]) for line in lines if "/dev/shm/" in line]
 
 
 @pytest.fixture(scope="session")
