@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 from kvtiers.testing import Laws, PolicyLaws, StoreTierLaws, laws_of, run
-from laws import saboteur_policies, saboteur_tiers, saboteurs
-from laws.honest import HonestLaws
+from tests.laws import saboteur_policies, saboteur_tiers, saboteurs
+from tests.laws.honest import HonestLaws
 
 _PATIENCE_S = 0.5
 

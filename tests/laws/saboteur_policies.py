@@ -4,7 +4,7 @@ import itertools
 import random
 
 from kvtiers.host.policies import ARCPolicy, LRUPolicy
-from laws.saboteurs import caught_by
+from tests.laws.saboteurs import caught_by
 
 POLICIES: dict[type, str] = {}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvtiers.tiers.base import JobOutcome, JobReleased
 from kvtiers.tiers.fs.direct import address
 from kvtiers.tiers.runner import StoreTier
-from laws.saboteurs import caught_by
+from tests.laws.saboteurs import caught_by
 
 TIERS: dict[type[StoreTier], str] = {}
 

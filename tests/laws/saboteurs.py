@@ -13,7 +13,7 @@ from kvtiers.testing import NAMESPACE
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities
 from kvtiers.tiers.fs.direct import address
-from laws.honest import DISKS, HonestStore
+from tests.laws.honest import DISKS, HonestStore
 
 STORES: dict[type[HonestStore], str] = {}
 STORES_UNDER_A_TIER: dict[type[HonestStore], str] = {}

@@ -7,7 +7,7 @@ from kvtiers.testing import PolicyLaws, StoreLaws, StoreTierLaws
 from kvtiers.testing.bench import Environment
 from kvtiers.testing.values import NAMESPACE
 from kvtiers.tiers import TIER_TYPES
-from laws import test_fs, test_memory, test_policies
+from tests.laws import test_fs, test_memory, test_policies
 
 MODULES = (test_fs, test_memory, test_policies)
 

@@ -1,8 +1,8 @@
 """The laws hold on wrapped stores: a wrapper that is told nothing changes nothing."""
 
 from kvtiers.testing import FaultyStore, GatedStore, StoreTierLaws
-from laws.test_fs import TestFs as FsLaws
-from laws.test_memory import TestMemory as MemoryLaws
+from tests.laws.test_fs import TestFs as FsLaws
+from tests.laws.test_memory import TestMemory as MemoryLaws
 
 
 class Wrapped:

@@ -1,7 +1,7 @@
 from kvtiers.errors import Kind
 from kvtiers.testing import StoreTierLaws
 from kvtiers.tiers.base import Capabilities
-from laws.honest import HonestLaws, HonestStore
+from tests.laws.honest import HonestLaws, HonestStore
 
 
 class TestHonest(HonestLaws):

@@ -27,7 +27,7 @@ from kvtiers.testing import (
 from kvtiers.testing.bench import Environment
 from kvtiers.testing.values import NAMESPACE, key, keys, near_misses
 from kvtiers.tiers.base import ChunkStore, Item
-from laws.honest import HonestLaws, HonestStore
+from tests.laws.honest import HonestLaws, HonestStore
 
 FAMILIES = {"S": StoreLaws, "T": TierLaws, "E": PolicyLaws}
 WRAPPERS = [FaultyStore, GatedStore]

@@ -14,8 +14,8 @@ from kvtiers.testing import Fault, FaultyStore, StoreTierLaws, When
 from kvtiers.testing.rig import must_be_right
 from kvtiers.testing.values import keys
 from kvtiers.tiers.base import FollowsSteps
-from laws.test_fs import TestFs as FsLaws
-from laws.test_memory import TestMemory as MemoryLaws
+from tests.laws.test_fs import TestFs as FsLaws
+from tests.laws.test_memory import TestMemory as MemoryLaws
 
 LAWS = {"memory": MemoryLaws, "fs": FsLaws}
 OPERATIONS = ("contains", "write", "read", "delete", "scan", "touch", "close")

@@ -3,7 +3,7 @@
 import pytest
 
 from kvtiers.testing import PolicyLaws, StoreLaws, StoreTierLaws, laws_of, run
-from laws import matrix
+from tests.laws import matrix
 
 SUBJECTS = list(matrix.subjects())
 

@@ -19,7 +19,7 @@ from kvtiers.events import ChunksRemoved, ChunksStored, Hop, TransferFinished, T
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
 from kvtiers.tiers.base import JobOutcome, JobReleased
-from model.sim_tier import GARBAGE, KEYS, LAYOUT, RIGHT, SimTier
+from tests.model.sim_tier import GARBAGE, KEYS, LAYOUT, RIGHT, SimTier
 
 SLOTS = 6
 KINDS = (Kind.IO, Kind.FULL, Kind.CORRUPT, Kind.VANISHED, Kind.TIMEOUT)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvtiers.events import ChunksRemoved
 from kvtiers.tiers.base import JobOutcome, JobReleased
-from model.simulation import ACTIONS, OFTEN, Simulation
+from tests.model.simulation import ACTIONS, OFTEN, Simulation
 
 
 def of_kind(number):

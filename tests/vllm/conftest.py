@@ -123,9 +123,8 @@ def _one_thread_per_rank(ranks: int) -> Iterator[None]:
 @contextmanager
 def running(model: Path, **options: Any) -> Iterator[Engine]:
     """An engine on ``model``; ``options`` go to ``vllm.LLM``. Everything is gone afterwards."""
-    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
-
     from vllm import LLM
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
     options = {**DEFAULTS, **options}
     before = set(os.listdir("/dev/shm"))
@@ -170,7 +169,7 @@ def _mapped(process: Path) -> list[int]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """``checkpoint("llama")``: the folder of a tiny model, made once a session."""
-    import checkpoints
+    from tests.vllm import checkpoints
 
     root = tmp_path_factory.mktemp("checkpoints")
     return lambda kind: checkpoints.build(kind, root / kind)
@@ -187,6 +186,6 @@ def prompt() -> Callable[..., list[int]]:
     """``prompt(1000, seed=3)``: token ids that share no block with those of another seed."""
     import random
 
-    from checkpoints import VOCAB
+    from tests.vllm.checkpoints import VOCAB
 
     return lambda tokens, seed=0: random.Random(seed).choices(range(3, VOCAB), k=tokens)

@@ -13,10 +13,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from conftest import ENVIRONMENT
-from offloading import shared_memory
-
 from kvtiers.demo.server import free_port
+from tests.vllm.conftest import ENVIRONMENT
+from tests.vllm.offloading import shared_memory
 
 READY_S = 200
 STOP_S = 60

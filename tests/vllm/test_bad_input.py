@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from offloading import disk, offload
-from serving import Server
 
 from kvtiers.errors import ConfigError, KVTiersError
+from tests.vllm.offloading import disk, offload
+from tests.vllm.serving import Server
 
 
 @pytest.fixture

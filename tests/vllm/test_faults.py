@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from offloading import disk, files_of, manager_of, offload, settle, shared_memory
 
 from kvtiers.chunks import key_digest
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.hashing import chunk_keys
+from tests.vllm.offloading import disk, files_of, manager_of, offload, settle, shared_memory
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -285,10 +285,10 @@ def test_abort_in_the_middle_of_stores_promotions_and_loads(engine, prompt, tmp_
 KILLED = """
 import sys
 sys.path[:0] = {paths!r}
-import conftest, offloading
 from pathlib import Path
 import random
-from checkpoints import VOCAB
+from tests.vllm import conftest, offloading
+from tests.vllm.checkpoints import VOCAB
 
 if __name__ == "__main__":
     config = offloading.offload(10e6, secondary_tiers=[offloading.disk(Path({root!r}))])
@@ -301,12 +301,10 @@ if __name__ == "__main__":
 
 
 def test_a_killed_engine_leaves_no_memory_and_no_torn_chunk(engine, checkpoint, prompt, tmp_path):
-    root, here, before = tmp_path / "kv", Path(__file__).parent, set(shared_memory())
+    root, before = tmp_path / "kv", set(shared_memory())
     script = tmp_path / "killed.py"
     script.write_text(
-        KILLED.format(
-            paths=[str(here)], root=str(root), model=str(checkpoint("llama")), tokens=TOKENS
-        )
+        KILLED.format(paths=sys.path, root=str(root), model=str(checkpoint("llama")), tokens=TOKENS)
     )
     child = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True

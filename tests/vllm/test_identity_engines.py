@@ -3,10 +3,11 @@
 import json
 import shutil
 
-import checkpoints
 import pytest
-from conftest import running
-from offloading import disk, files_of, offload, settle
+
+from tests.vllm import checkpoints
+from tests.vllm.conftest import running
+from tests.vllm.offloading import disk, files_of, offload, settle
 
 TOKENS = 500
 CACHED = 384

@@ -5,7 +5,16 @@ other shapes, and in bf16 that shows.
 """
 
 import pytest
-from offloading import disk, files_of, manager_of, offload, scheduler_of, settle, shared_memory
+
+from tests.vllm.offloading import (
+    disk,
+    files_of,
+    manager_of,
+    offload,
+    scheduler_of,
+    settle,
+    shared_memory,
+)
 
 TOKENS = 2000
 CACHED = 1920

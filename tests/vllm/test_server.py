@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from offloading import CHUNK_BYTES, files_of
-from serving import serving
 
 from kvtiers.engines.vllm.metrics import definitions
+from tests.vllm.offloading import CHUNK_BYTES, files_of
+from tests.vllm.serving import serving
 
 TOKENS = 2000
 CACHED = 1920

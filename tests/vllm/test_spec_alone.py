@@ -3,13 +3,13 @@
 import logging
 
 import pytest
-from offloading import disk, files_of, manager_of, offload, settle
 
 from kvtiers.core.load import NO_SLOT
 from kvtiers.core.manager import TieringManager
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.errors import ConfigError
+from tests.vllm.offloading import disk, files_of, manager_of, offload, settle
 
 pytestmark = pytest.mark.timeout(90)
 

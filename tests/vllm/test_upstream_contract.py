@@ -7,7 +7,6 @@ from types import FunctionType
 import numpy as np
 import pytest
 import torch
-from offloading import connector_of, manager_of, offload, settle
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadPromMetrics
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -39,6 +38,7 @@ from kvtiers.engines.vllm.worker import CopyWorker, KVTiersWorker
 from kvtiers.errors import KVTiersError
 from kvtiers.host.policies import load_policy
 from kvtiers.host.region import Region
+from tests.vllm.offloading import connector_of, manager_of, offload, settle
 
 PAGE = 4096
 

@@ -3,7 +3,8 @@
 import sys
 
 import pytest
-from offloading import manager_of, offload, scheduler_of, settle
+
+from tests.vllm.offloading import manager_of, offload, scheduler_of, settle
 
 TOKENS = 2000
 

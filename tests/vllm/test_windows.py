@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from offloading import disk, files_of, offload, settle
 
 from kvtiers.chunks import PAGE_BYTES
+from tests.vllm.offloading import disk, files_of, offload, settle
 
 OPTIONS = {"dtype": "float32", "max_num_batched_tokens": 256, "max_model_len": 1408}
 

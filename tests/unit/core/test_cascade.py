@@ -1,11 +1,11 @@
 from itertools import pairwise
 
 import pytest
-from core_harness import ScriptedTier, World, key, keys
 
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksDeclined, Hop, Reason, TransferFinished
 from kvtiers.tiers.base import JobKind, JobOutcome, JobReleased
+from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
 
 def test_confirmed_chunks_go_to_every_tier_as_one_job_each() -> None:

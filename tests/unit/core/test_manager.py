@@ -1,12 +1,12 @@
 import itertools
 
 import pytest
-from core_harness import ScriptedTier, World, key, keys
 
 from kvtiers.chunks import Lookup
 from kvtiers.core.load import NO_SLOT
 from kvtiers.events import ChunksRemoved, Reason
 from kvtiers.tiers.base import JobOutcome, JobReleased
+from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
 HIT, MISS, PENDING = Lookup.HIT, Lookup.MISS, Lookup.HIT_PENDING
 

@@ -1,9 +1,9 @@
 import pytest
-from core_harness import ScriptedTier, World, key, keys
 
 from kvtiers.chunks import Lookup, TierFilter, TierMatch
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksDeclined, LookedUp, LookupTimed, Reason
+from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
 HIT, MISS, PENDING, RETRY = Lookup.HIT, Lookup.MISS, Lookup.HIT_PENDING, Lookup.RETRY
 

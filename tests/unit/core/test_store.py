@@ -1,8 +1,7 @@
-from core_harness import ScriptedTier, World, key, keys
-
 from kvtiers.chunks import Lookup, OffloadPolicy
 from kvtiers.core.store import UseCounter
 from kvtiers.events import ChunksDeclined, ChunksRemoved, ChunksStored, Hop, Reason
+from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
 
 def test_a_stored_chunk_is_pending_until_the_copy_is_confirmed() -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from device_kv import Model, copier, copy_now, paddings_of, pages_of, tensors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, plan_copies
 from kvtiers.errors import Kind, KVTiersError
+from tests.unit.device.device_kv import Model, copier, copy_now, paddings_of, pages_of, tensors_of
 
 BLOCKS, SLOTS = 12, 5
 OLD = 0xEE

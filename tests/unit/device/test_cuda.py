@@ -2,7 +2,6 @@ import mmap
 
 import pytest
 import torch
-from device_kv import Model
 
 from kvtiers.device.cuda import RegionForVllm, vllm_compatible
 from kvtiers.device.geometry import (
@@ -13,6 +12,7 @@ from kvtiers.device.geometry import (
     opaque_page,
 )
 from kvtiers.errors import ConfigError, Kind, KVTiersError
+from tests.unit.device.device_kv import Model
 
 MODEL = Model("hnd", heads=2, layers=3, blocks_per_chunk=2)
 GEOMETRY = MODEL.geometry(2, 0)

@@ -2,7 +2,6 @@ import json
 
 import numpy as np
 import pytest
-from device_kv import CELL, TOKENS, Model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from kvtiers.device.geometry import (
     unwritten,
 )
 from kvtiers.errors import Kind, KVTiersError
+from tests.unit.device.device_kv import CELL, TOKENS, Model
 
 TP = [1, 2, 4, 8]
 models = st.builds(

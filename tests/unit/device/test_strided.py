@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from device_kv import Model, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtiers.device.strided import gather_layers, segments, window
+from tests.unit.device.device_kv import Model, tensors_of
 
 place = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 9))
 

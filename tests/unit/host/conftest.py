@@ -1,9 +1,9 @@
 import pytest
-from region_kit import RECORD, SLOT, Process
 
 from kvtiers.host.region import (
     Region,
 )
+from tests.unit.host.region_kit import RECORD, SLOT, Process
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import stat
 
 import numpy as np
 import pytest
-from region_kit import RECORD, SLOT, dead, files
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.host.limits import Limit
 from kvtiers.host.region import HEADER_BYTES, Region, check_capacity
+from tests.unit.host.region_kit import RECORD, SLOT, dead, files
 
 
 def test_a_new_region_is_private_whole_and_allocated(attach, tmp_path):

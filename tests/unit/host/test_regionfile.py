@@ -7,7 +7,6 @@ import uuid
 from contextlib import suppress
 
 import pytest
-from region_kit import RECORD, SLOT, files
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.host.region import (
@@ -17,6 +16,7 @@ from kvtiers.host.region import (
     sweep,
 )
 from kvtiers.host.regionfile import region_path
+from tests.unit.host.region_kit import RECORD, SLOT, files
 
 # --- what cannot be joined
 

@@ -1,7 +1,3 @@
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # tier_kit, also for the folders below
-pytest.register_assert_rewrite("tier_kit", "fs_kit")  # its asserts hold under python -O too
+pytest.register_assert_rewrite("tests.unit.tiers.tier_kit", "tests.unit.tiers.fs.fs_kit")

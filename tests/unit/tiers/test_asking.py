@@ -1,9 +1,8 @@
-from tier_kit import ScriptedStore, key
-
 from kvtiers.chunks import Lookup
 from kvtiers.tiers.asking import Asking
 from kvtiers.tiers.lanes import Inbox
 from kvtiers.tiers.work import Question
+from tests.unit.tiers.tier_kit import ScriptedStore, key
 
 
 def test_a_key_is_gathered_once_and_becomes_a_miss_in_time() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tier_kit import LAYOUT, NAMESPACE, ManualClock
 
 from kvtiers.config import parse_config
 from kvtiers.errors import ConfigError
 from kvtiers.tiers import TIER_TYPES, build_tier, check_tiers
 from kvtiers.tiers.base import SecondaryTierManager
 from kvtiers.tiers.runner import StoreTier
+from tests.unit.tiers.tier_kit import LAYOUT, NAMESPACE, ManualClock
 
 PLUGIN = """
 from kvtiers.errors import ConfigError

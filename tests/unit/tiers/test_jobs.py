@@ -1,7 +1,6 @@
-from tier_kit import CHUNK, filled, key
-
 from kvtiers.tiers.base import Job, JobKind
 from kvtiers.tiers.jobs import split
+from tests.unit.tiers.tier_kit import CHUNK, filled, key
 
 
 def job(count: int) -> Job:

@@ -2,13 +2,13 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from tier_kit import ManualClock, ScriptedStore
 
 from kvtiers.errors import ConfigError
 from kvtiers.events import Reason
 from kvtiers.tiers.lanes import Inbox, Lanes, Priority, Removed, Work, start_daemon
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.runner import StoreTier, TierIdentity
+from tests.unit.tiers.tier_kit import ManualClock, ScriptedStore
 
 
 class Task(Work):

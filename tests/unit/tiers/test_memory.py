@@ -1,13 +1,13 @@
 from collections.abc import Sequence
 
 import pytest
-from tier_kit import CHUNK, context, filled, key, page_aligned, payload
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.memory import MemoryStore
+from tests.unit.tiers.tier_kit import CHUNK, context, filled, key, page_aligned, payload
 
 STORED = CHUNK + PAGE_BYTES
 Removals = list[tuple[list[Key], Reason]]

@@ -1,6 +1,5 @@
-from tier_kit import key
-
 from kvtiers.tiers.presence import Presence
+from tests.unit.tiers.tier_kit import key
 
 A, B, C = key(1), key(2), key(3)
 

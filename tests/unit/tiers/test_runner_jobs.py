@@ -2,12 +2,12 @@ import threading
 from typing import Any
 
 import pytest
-from tier_kit import CHUNK, SHARED, Bench, ScriptedStore, error, key, payload
 
 from kvtiers.chunks import Lookup
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, ChunksStored, Reason
 from kvtiers.tiers.base import JobOutcome, JobReleased
+from tests.unit.tiers.tier_kit import CHUNK, SHARED, Bench, ScriptedStore, error, key, payload
 
 HIT, MISS, RETRY = Lookup.HIT, Lookup.MISS, Lookup.RETRY
 

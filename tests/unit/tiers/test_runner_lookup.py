@@ -3,12 +3,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tier_kit import CHUNK, SHARED, Bench, ScriptedStore, error, key
 
 from kvtiers.chunks import Lookup
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, Reason
 from kvtiers.tiers.base import Capabilities, EmitsEvents, Entry, FollowsSteps, HasPendingWork
+from tests.unit.tiers.tier_kit import CHUNK, SHARED, Bench, ScriptedStore, error, key
 
 HIT, MISS, RETRY = Lookup.HIT, Lookup.MISS, Lookup.RETRY
 

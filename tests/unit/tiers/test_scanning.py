@@ -1,8 +1,7 @@
-from tier_kit import ManualClock, ScriptedStore, error
-
 from kvtiers.errors import Kind
 from kvtiers.tiers.lanes import Inbox
 from kvtiers.tiers.scanning import Scan, StartUpScan
+from tests.unit.tiers.tier_kit import ManualClock, ScriptedStore, error
 
 
 def begun(stored: int = 0) -> tuple[StartUpScan, Scan, ManualClock]:

@@ -2,11 +2,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tier_kit import ScriptedStore, error, filled, key
 
 from kvtiers.errors import Kind, KVTiersError, Retry
 from kvtiers.tiers.base import Item, JobKind
 from kvtiers.tiers.work import ask, transfer
+from tests.unit.tiers.tier_kit import ScriptedStore, error, filled, key
 
 ITEMS = [Item(key(n), filled(n)) for n in (1, 2, 3)]
 

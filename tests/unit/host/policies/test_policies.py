@@ -3,12 +3,12 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_oracles import NaiveARC, NaiveLRU
 
 from kvtiers.chunks import make_key
 from kvtiers.config import BUILTIN_POLICIES
 from kvtiers.errors import ConfigError
 from kvtiers.host.policies import BUILT_IN, ARCPolicy, LRUPolicy, find_policy, load_policy
+from tests.unit.host.policies.policy_oracles import NaiveARC, NaiveLRU
 
 KEYS = [make_key(bytes([i]) * 32, 0) for i in range(24)]
 A, B, C, D = KEYS[:4]

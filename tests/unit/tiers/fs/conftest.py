@@ -1,11 +1,8 @@
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fs_kit import Folder
+from tests.unit.tiers.fs.fs_kit import Folder
 
 
 @pytest.fixture

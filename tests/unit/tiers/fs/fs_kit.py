@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tier_kit import NAMESPACE, ManualClock, context, filled, key, page_aligned
 
 from kvtiers.chunks import PAGE_BYTES, Key, Namespace
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.files import FilesStore
+from tests.unit.tiers.tier_kit import NAMESPACE, ManualClock, context, filled, key, page_aligned
 
 STORED = PAGE_BYTES + 8192
 

@@ -2,14 +2,14 @@ import os
 import threading
 
 import pytest
-from fs_kit import STORED, Folder, flip, read, write
-from tier_kit import NAMESPACE, filled, key, payload
 
 from kvtiers.chunks import PAGE_BYTES, Namespace
 from kvtiers.errors import Kind
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.files import FilesStore
+from tests.unit.tiers.fs.fs_kit import STORED, Folder, flip, read, write
+from tests.unit.tiers.tier_kit import NAMESPACE, filled, key, payload
 
 OTHER = Namespace({"model": "other"})
 MANIFESTS = 100  # bytes, generously

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fs_kit import Folder, flip, kinds, read, write
-from tier_kit import NAMESPACE, filled, key, page_aligned, payload
 
 from kvtiers.chunks import PAGE_BYTES, Namespace, make_key
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
+from tests.unit.tiers.fs.fs_kit import Folder, flip, kinds, read, write
+from tests.unit.tiers.tier_kit import NAMESPACE, filled, key, page_aligned, payload
 
 OTHER = Namespace({"model": "other"})
 

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from fs_kit import Folder, read, write
-from tier_kit import NAMESPACE, payload
 
 from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.fs import FsOptions
 from kvtiers.tiers.fs.scratch import Scratch, sweep
+from tests.unit.tiers.fs.fs_kit import Folder, read, write
+from tests.unit.tiers.tier_kit import NAMESPACE, payload
 
 MANIFEST = f"{NAMESPACE.id}/manifest.json"
 
@@ -229,7 +229,7 @@ WRITER = """
 import itertools, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from fs_kit import Folder, write
+from tests.unit.tiers.fs.fs_kit import Folder, write
 store = Folder(Path(sys.argv[1])).open(capacity_bytes=40 * 12288)
 for n in itertools.count():
     assert write(store, n) == [None]
@@ -238,10 +238,9 @@ for n in itertools.count():
 
 
 def test_killed_writer_leaves_no_torn_chunk_and_no_litter(folder: Folder) -> None:
-    here = Path(__file__).parent
     for _ in range(3):
         child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(folder.root), str(here), str(here.parent)],
+            [sys.executable, "-c", WRITER, str(folder.root), *sys.path],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -3,11 +3,11 @@ import os
 from pathlib import Path
 
 import pytest
-from fs_kit import Folder, PowerCut, read, write
-from tier_kit import NAMESPACE, filled, key, payload
 
 from kvtiers.errors import ConfigError, Kind
 from kvtiers.tiers.base import Item
+from tests.unit.tiers.fs.fs_kit import Folder, PowerCut, read, write
+from tests.unit.tiers.tier_kit import NAMESPACE, filled, key, payload
 
 
 @pytest.fixture

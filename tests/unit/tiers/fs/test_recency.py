@@ -3,10 +3,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from tier_kit import ManualClock, key
 
 from kvtiers.chunks import Key
 from kvtiers.tiers.fs.recency import Recency
+from tests.unit.tiers.tier_kit import ManualClock, key
 
 
 class Bench:

@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from fs_kit import Folder, flip
-from tier_kit import LAYOUT, NAMESPACE, Bench, key, payload
-
 from kvtiers.chunks import Lookup
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, ChunksStored, Reason
 from kvtiers.tiers.base import StoreContext
 from kvtiers.tiers.fs import FsOptions, build
 from kvtiers.tiers.lanes import Inbox
+from tests.unit.tiers.fs.fs_kit import Folder, flip
+from tests.unit.tiers.tier_kit import LAYOUT, NAMESPACE, Bench, key, payload
 
 HIT, MISS = Lookup.HIT, Lookup.MISS
 
