@@ -6,7 +6,7 @@ test module, define the hooks, and run pytest. It needs nothing but the package 
 
 from kvtiers.testing.faults import Fault, FaultyStore, When
 from kvtiers.testing.gates import GatedStore
-from kvtiers.testing.laws import LawBroken, Laws, law, laws_of, must, run
+from kvtiers.testing.laws import LawBroken, Laws, hook, law, laws_of, must, run
 from kvtiers.testing.policy_laws import PolicyLaws
 from kvtiers.testing.store_laws import StoreLaws
 from kvtiers.testing.store_tier_laws import StoreTierLaws
@@ -30,6 +30,7 @@ __all__ = [
     "When",
     "chunk",
     "content",
+    "hook",
     "law",
     "laws_of",
     "must",

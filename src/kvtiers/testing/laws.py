@@ -1,19 +1,22 @@
 """What a law is: a numbered obligation of a contract that any implementation can be held to.
 
 A laws class is subclassed with a few small hooks and run by pytest, or one law at a time with
-:func:`run`. Laws cannot be redefined; what an implementation does not do it declares in its
-capabilities, and then the law holds it to refusing.
+:func:`run`. Laws cannot be redefined, hidden, marked or skipped; what an implementation does not
+do it declares in its capabilities, and then the law holds it to refusing.
 """
 
+import functools
 import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, final
+from types import FunctionType
+from typing import Any, ClassVar, TypeVar, cast, final
 
 F = TypeVar("F", bound=Callable[..., None])
+H = TypeVar("H", bound=Callable[..., Any])
 
 
 class LawBroken(AssertionError):
@@ -30,27 +33,108 @@ def law(number: str) -> Callable[[F], F]:
     """Mark a method as the law ``number`` (``S1``). Its docstring states the obligation."""
 
     def mark(function: F) -> F:
-        function.__law__ = number  # type: ignore[attr-defined]
-        return final(function)
+        @functools.wraps(function)
+        def run_it(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except BaseException as e:
+                if not any(c.__name__ in _WAYS_OUT for c in type(e).__mro__):
+                    raise
+                raise LawBroken(f"the law {number} was left out by a hook: {e}") from e
+
+        run_it.__law__ = number  # type: ignore[attr-defined]
+        return cast(F, final(run_it))
 
     return mark
 
 
-class Laws:
-    """Base of the laws classes. Raises TypeError when a subclass redefines a law."""
+def hook(function: H) -> H:
+    """Mark a method of a laws class as one that a subclass defines."""
+    function.__hook__ = True  # type: ignore[attr-defined]
+    return function
+
+
+_WAYS_OUT = ("Skipped", "SkipTest", "XFailed")
+"""What pytest and unittest take for an answer that is neither yes nor no."""
+_MARKS_OUT = ("skip", "skipif", "xfail", "parametrize")
+_NAMES_OUT = ("__test__", "__init__", "__new__", "__getattribute__", "__setattr__", "__delattr__")
+"""With these a class is not collected by pytest, or answers with other methods than it has."""
+
+
+class _Standing(type):
+    """Makes classes whose laws stand: while a class is made, and ever after."""
+
+    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> None:
+        super().__init__(name, bases, body)
+        if not bases:
+            return
+        for key, value in body.items():
+            _refuse_way_out(cls, key, value)
+        for key, value in _fixed(cls).items():
+            if inspect.getattr_static(cls, key) is not value:
+                raise _redefined(cls, key, value)
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        _refuse_change(cls, name)
+        _refuse_way_out(cls, name, value)
+        super().__setattr__(name, value)
+
+    def __delattr__(cls, name: str) -> None:
+        _refuse_change(cls, name)
+        super().__delattr__(name)
+
+
+def _fixed(cls: type) -> dict[str, object]:
+    """What no subclass may define anew, by name: laws, and what our laws use, but for hooks."""
+    defined = [(base, *item) for base in cls.__mro__ for item in vars(base).items()]
+    hooks = {name for _, name, value in defined if hasattr(value, "__hook__")}
+    found: dict[str, object] = {}
+    for base, name, value in reversed(defined):
+        if name in hooks:
+            continue
+        ours = base.__module__.startswith(__package__)
+        if hasattr(value, "__law__") or (
+            ours and isinstance(value, FunctionType | staticmethod | classmethod)
+        ):
+            found.setdefault(name, value)
+    return found
+
+
+def _refuse_change(cls: type, name: str) -> None:
+    if (value := _fixed(cls).get(name)) is not None:
+        raise _redefined(cls, name, value)
+
+
+def _refuse_way_out(cls: type, name: str, value: object) -> None:
+    if name in _NAMES_OUT:
+        raise TypeError(f"{cls.__name__} defines {name}: pytest would leave its laws out")
+    if name == "pytestmark":
+        marks = value if isinstance(value, list | tuple) else [value]
+        out = [m for mark in marks if (m := getattr(mark, "name", "")) in _MARKS_OUT]
+        if out:
+            raise TypeError(
+                f"{cls.__name__} is marked {out[0]}: laws cannot be left out; what cannot run "
+                "here at all is left out by its module"
+            )
+
+
+def _redefined(cls: type, name: str, value: object) -> TypeError:
+    what = f"the law {number}" if (number := getattr(value, "__law__", None)) else "what laws use"
+    return TypeError(
+        f"{cls.__name__} redefines {name}: {what} cannot be changed or left out; declare in the "
+        "capabilities what is not supported"
+    )
+
+
+class Laws(metaclass=_Standing):
+    """Base of the laws classes. Raises TypeError for what would change a law or leave one out."""
 
     patience_s: ClassVar[float] = 20.0
     """How long a call that must not block may take, and how long one that may is waited for."""
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        for base in cls.__mro__[1:]:
-            for name, value in vars(base).items():
-                if hasattr(value, "__law__") and inspect.getattr_static(cls, name) is not value:
-                    raise TypeError(
-                        f"{cls.__name__} redefines {name}: the law {value.__law__} cannot be "
-                        "changed or left out; declare in the capabilities what is not supported"
-                    )
+    def __setattr__(self, name: str, value: object) -> None:
+        _refuse_change(type(self), name)
+        super().__setattr__(name, value)
 
     @contextmanager
     def watched(self, what: str, release: Callable[[], object]) -> Iterator[None]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kvtiers.chunks import Key
 from kvtiers.host.policies.base import EvictionPolicy
-from kvtiers.testing.laws import Laws, law, must
+from kvtiers.testing.laws import Laws, hook, law, must
 from kvtiers.testing.values import keys
 
 _CAPACITY = 16
@@ -18,6 +18,7 @@ _QUESTIONS_PER_KEY = 4
 class PolicyLaws(Laws):
     """Subclass it, define ``make``, and name the class ``Test...`` for pytest."""
 
+    @hook
     def make(self, capacity: int) -> EvictionPolicy:
         """Hook: a new policy for ``capacity`` slots."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ from kvtiers.chunks import Key, Namespace
 from kvtiers.errors import Kind
 from kvtiers.events import Reason
 from kvtiers.testing.bench import Environment, Stops, StoreBench, closing, refusal, together
-from kvtiers.testing.laws import Holdings, Laws, law, must
+from kvtiers.testing.laws import Holdings, Laws, hook, law, must
 from kvtiers.testing.values import (
     LAYOUT,
     NAMESPACE,
@@ -35,14 +35,17 @@ class StoreLaws(Laws):
     The store under test needs room for 40 chunks of five pages.
     """
 
+    @hook
     def make(self, place: Path, context: StoreContext) -> ChunkStore:
         """Hook: open a store at ``place``; what was stored there before is there again."""
         raise NotImplementedError
 
+    @hook
     def peek(self, store: ChunkStore, name: Key) -> bytes | None:
         """Hook: the record of a chunk as it lies in storage, behind the API; None if absent."""
         raise NotImplementedError
 
+    @hook
     def seed(self, store: ChunkStore, name: Key, record: bytes) -> None:
         """Hook: put ``record`` where that of ``name`` lies, behind the API."""
         raise NotImplementedError

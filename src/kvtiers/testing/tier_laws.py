@@ -9,7 +9,7 @@ from typing import ClassVar
 from kvtiers.chunks import Key, Lookup, Namespace, OffloadPolicy, RequestContext
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, ChunksStored, Reason
-from kvtiers.testing.laws import Holdings, Laws, law, must
+from kvtiers.testing.laws import Holdings, Laws, hook, law, must
 from kvtiers.testing.rig import Given, Held, Rig, TierEnvironment, checked, must_be_right, stopping
 from kvtiers.testing.values import LAYOUT, NAMESPACE, OTHER_NAMESPACE, key, keys, near_misses
 from kvtiers.tiers.base import (
@@ -36,22 +36,27 @@ class TierLaws(Laws):
     deadline_s: ClassVar[float]
     """Every job and every lookup of the tier under test ends in this time, by its clock."""
 
+    @hook
     def make(self, place: Path, context: StoreContext) -> SecondaryTierManager:
         """Hook: open a tier at ``place``. ``context.on_removed`` is not used."""
         raise NotImplementedError
 
+    @hook
     def hold(self, tier: SecondaryTierManager) -> Held:
         """Hook: let every operation on what the tier stands on hang until it is released."""
         raise NotImplementedError
 
+    @hook
     def peek(self, tier: SecondaryTierManager, name: Key) -> bytes | None:
         """Hook: the record of a chunk as it lies in storage, behind the API; None if absent."""
         raise NotImplementedError
 
+    @hook
     def seed(self, tier: SecondaryTierManager, name: Key, record: bytes) -> None:
         """Hook: put ``record`` where that of ``name`` lies, behind the API."""
         raise NotImplementedError
 
+    @hook
     def pause(self, tier: SecondaryTierManager) -> None:
         """Hook: wait until something may have changed. Polls, unless there is a better way."""
         threading.Event().wait(0.001)
