@@ -1,14 +1,11 @@
 """The kit itself: what it hands out."""
 
 import inspect
-import random
 import threading
 
 import pytest
 
-from kvtiers.errors import Kind, KVTiersError
 from kvtiers.testing import (
-    Fault,
     FaultyStore,
     GatedStore,
     LawBroken,
@@ -18,7 +15,6 @@ from kvtiers.testing import (
     Slots,
     StoreLaws,
     TierLaws,
-    When,
     content,
     laws_of,
 )
@@ -121,53 +117,6 @@ def test_a_wrapper_says_what_it_wraps(wrapper, store):
     wrapped.check()
     assert wrapped.capabilities is store.capabilities
     assert "HonestStore" in repr(wrapped)
-
-
-def test_a_fault_before_leaves_nothing_done_and_one_after_leaves_it_done(store):
-    faults = [Fault(operation="write", nth=1), Fault(operation="write", nth=2, when=When.AFTER)]
-    faulty = FaultyStore(store, faults)
-    for name, done in (("a", False), ("b", True)):
-        (error,) = write(faulty, key(name))
-        assert error.kind is Kind.IO
-        assert store.contains([key(name)]) == [done]
-    assert write(faulty, key("c")) == [None]
-    assert [operation for operation, _ in faulty.struck] == ["write", "write"]
-    assert "3 calls, 2 struck" in repr(faulty)
-
-
-def test_the_nth_fault_is_transient_and_a_sticky_one_stays(store):
-    for sticky, expected in (
-        (False, [None, Kind.FULL, None]),
-        (True, [None, Kind.FULL, Kind.FULL]),
-    ):
-        faulty = FaultyStore(store, [Fault(Kind.FULL, "write", nth=2, sticky=sticky)])
-        results = [write(faulty, key(n))[0] for n in range(3)]
-        assert [e and e.kind for e in results] == expected
-
-
-def test_a_fault_of_any_operation_counts_all_calls_and_can_raise(store):
-    faulty = FaultyStore(store, [Fault(nth=3, raises=True)])
-    faulty.contains([])
-    faulty.touch([])
-    with pytest.raises(KVTiersError, match="before write"):
-        write(faulty, key("a"))
-    faulty.delete([])
-    assert list(faulty.scan()) == []
-
-
-def test_a_store_is_closed_even_if_its_close_fails(store):
-    with pytest.raises(KVTiersError, match="close"):
-        FaultyStore(store, [Fault(operation="close")]).close()
-    assert store.closed
-
-
-def test_random_faults_follow_the_generator_they_are_given(store):
-    def struck(seed):
-        faulty = FaultyStore(store, [Fault(probability=0.5)], random.Random(seed))
-        return [write(faulty, key("a"))[0] is None for _ in range(64)]
-
-    assert struck(1) == struck(1) != struck(2)
-    assert 16 < sum(struck(1)) < 48
 
 
 def test_a_gate_holds_only_what_it_is_told_to_and_lets_go(store):

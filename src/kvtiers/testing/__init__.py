@@ -4,8 +4,8 @@ Subclass :class:`StoreLaws`, :class:`StoreTierLaws`, :class:`TierLaws` or :class
 test module, define the hooks, and run pytest. It needs nothing but the package itself.
 """
 
-from kvtiers.testing.faults import Fault, FaultyStore, When
-from kvtiers.testing.gates import GatedStore
+from kvtiers.testing.faults import Fault, FaultyStore, What, When
+from kvtiers.testing.gates import Gate, GatedStore
 from kvtiers.testing.laws import LawBroken, Laws, hook, law, laws_of, must, run
 from kvtiers.testing.policy_laws import PolicyLaws
 from kvtiers.testing.store_laws import StoreLaws
@@ -18,6 +18,7 @@ __all__ = [
     "NAMESPACE",
     "Fault",
     "FaultyStore",
+    "Gate",
     "GatedStore",
     "LawBroken",
     "Laws",
@@ -27,6 +28,7 @@ __all__ = [
     "StoreLaws",
     "StoreTierLaws",
     "TierLaws",
+    "What",
     "When",
     "chunk",
     "content",
