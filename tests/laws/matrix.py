@@ -7,12 +7,20 @@ from pathlib import Path
 from kvtiers.testing import Laws, PolicyLaws, StoreTierLaws, laws_of, run
 from tests.laws import saboteur_policies, saboteur_tiers, saboteurs
 from tests.laws.honest import HonestLaws
+from tests.laws.plain_tier import PlainLaws
 
 _PATIENCE_S = 0.5
 
 
+TIER_FAMILIES = {"runner": StoreTierLaws, "plain": PlainLaws}
+
+
+def _standing(name: str, base: type[Laws], **members: object) -> type[Laws]:
+    return type(base)(name, (base,), members)
+
+
 def _subclass(base: type[Laws], saboteur: type, **members: object) -> Laws:
-    return type(saboteur.__name__, (base,), {"patience_s": _PATIENCE_S, **members})()
+    return _standing(saboteur.__name__, base, patience_s=_PATIENCE_S, **members)()
 
 
 def subjects():
@@ -20,11 +28,14 @@ def subjects():
     for cls, number in saboteurs.STORES.items():
         yield cls.__name__, _subclass(HonestLaws, cls, store_type=cls), number
     for cls, number in saboteurs.STORES_UNDER_A_TIER.items():
-        below = type("Below", (HonestLaws,), {"store_type": cls})
-        yield f"{cls.__name__} (tier)", _subclass(StoreTierLaws, cls, store_laws=below), number
+        below = {"store_laws": _standing("Below", HonestLaws, store_type=cls)}
+        for kind, family in TIER_FAMILIES.items():
+            yield f"{cls.__name__} ({kind})", _subclass(family, cls, **below), number
     for cls, number in saboteur_tiers.TIERS.items():
-        members = {"store_laws": HonestLaws, "tier_type": cls}
-        yield cls.__name__, _subclass(StoreTierLaws, cls, **members), number
+        for kind, family in TIER_FAMILIES.items():
+            broken = type(cls.__name__, (cls, family.tier_type), {})
+            members = {"store_laws": HonestLaws, "tier_type": broken}
+            yield f"{cls.__name__} ({kind})", _subclass(family, cls, **members), number
     for cls, number in saboteur_policies.POLICIES.items():
         make = {"make": lambda self, capacity, cls=cls: cls(capacity)}
         yield cls.__name__, _subclass(PolicyLaws, cls, **make), number

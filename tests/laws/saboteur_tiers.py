@@ -1,4 +1,4 @@
-"""Deliberately broken tiers, over an honest store."""
+"""Deliberately broken tiers: each is put in front of an honest one, ours and a plain one."""
 
 import ctypes
 import threading
@@ -6,20 +6,19 @@ from dataclasses import replace
 
 from kvtiers.tiers.base import JobOutcome, JobReleased
 from kvtiers.tiers.fs.direct import address
-from kvtiers.tiers.runner import StoreTier
 from tests.laws.saboteurs import caught_by
 
-TIERS: dict[type[StoreTier], str] = {}
+TIERS: dict[type, str] = {}
 
 
 @caught_by("T1", TIERS)
-class FindsNothing(StoreTier):
+class FindsNothing:
     def lookup(self, keys, request):
         return [v.MISS for v in super().lookup(keys, request)]
 
 
 @caught_by("T3", TIERS)
-class AnswersTwice(StoreTier):
+class AnswersTwice:
     last = ()
 
     def get_finished_jobs(self):
@@ -29,13 +28,13 @@ class AnswersTwice(StoreTier):
 
 
 @caught_by("T3", TIERS)
-class ForgetsAnOutcome(StoreTier):
+class ForgetsAnOutcome:
     def get_finished_jobs(self):
         return super().get_finished_jobs()[1:]
 
 
 @caught_by("T3", TIERS)
-class IsDoneWithWhatFailed(StoreTier):
+class IsDoneWithWhatFailed:
     def get_finished_jobs(self):
         return [self.lie(ended) for ended in super().get_finished_jobs()]
 
@@ -46,28 +45,28 @@ class IsDoneWithWhatFailed(StoreTier):
 
 
 @caught_by("T4", TIERS)
-class BlocksInSubmit(StoreTier):
+class BlocksInSubmit:
     def submit_store(self, job):
         self.store.contains(job.keys)
         return super().submit_store(job)
 
 
 @caught_by("T4", TIERS)
-class AsksTheStoreInLookup(StoreTier):
+class AsksTheStoreInLookup:
     def lookup(self, keys, request):
         self.store.contains(keys)
         return super().lookup(keys, request)
 
 
 @caught_by("T4", TIERS)
-class AsksTheStoreInTouch(StoreTier):
+class AsksTheStoreInTouch:
     def touch(self, keys):
         self.store.contains(keys)
         super().touch(keys)
 
 
 @caught_by("T5", TIERS)
-class TouchesMemoryAfterItsOutcome(StoreTier):
+class TouchesMemoryAfterItsOutcome:
     late = ()
 
     def submit_load(self, job):
@@ -85,7 +84,7 @@ class TouchesMemoryAfterItsOutcome(StoreTier):
 
 
 @caught_by("T5", TIERS)
-class KeepsAnExportOfItsJobs(StoreTier):
+class KeepsAnExportOfItsJobs:
     kept = []
 
     def submit_load(self, job):
@@ -94,7 +93,7 @@ class KeepsAnExportOfItsJobs(StoreTier):
 
 
 @caught_by("T6", TIERS)
-class FailsTheNeighbours(StoreTier):
+class FailsTheNeighbours:
     def get_finished_jobs(self):
         return [self.spread(ended) for ended in super().get_finished_jobs()]
 
@@ -106,66 +105,66 @@ class FailsTheNeighbours(StoreTier):
 
 
 @caught_by("T9", TIERS)
-class IsAlwaysDrained(StoreTier):
+class IsAlwaysDrained:
     def drain_jobs(self, deadline_s):
         super().drain_jobs(deadline_s)
         return True
 
 
 @caught_by("T10", TIERS)
-class NeverGivesUp(StoreTier):
+class NeverGivesUp:
     def _expire(self, now):
         pass
 
 
 @caught_by("T10", TIERS)
-class LetsGoTooEarly(StoreTier):
+class LetsGoTooEarly:
     def get_finished_jobs(self):
         ended = [e for e in super().get_finished_jobs() if isinstance(e, JobOutcome)]
         return [replace(e, memory_in_use=False) for e in ended]
 
 
 @caught_by("T13", TIERS)
-class InventsAMedium(StoreTier):
+class InventsAMedium:
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.medium = "TAPE"
 
 
 @caught_by("T13", TIERS)
-class HasHalfAHook(StoreTier):
+class HasHalfAHook:
     def on_new_request(self, request):
         raise NotImplementedError
 
 
 @caught_by("T14", TIERS)
-class SaysNothing(StoreTier):
+class SaysNothing:
     def take_events(self):
         super().take_events()
         return []
 
 
 @caught_by("T14", TIERS)
-class SaysEverythingTwice(StoreTier):
+class SaysEverythingTwice:
     def take_events(self):
         return [event for event in super().take_events() for _ in range(2)]
 
 
 @caught_by("T15", TIERS)
-class TakesAfterShutdown(StoreTier):
+class TakesAfterShutdown:
     def submit_store(self, job):
         super().submit_store(job)
         return True
 
 
 @caught_by("T15", TIERS)
-class LeaksALaneOnShutdown(StoreTier):
+class LeaksALaneOnShutdown:
     def shutdown(self, deadline_s):
         super().shutdown(deadline_s)
         threading.Thread(target=threading.Event().wait, args=(30,), daemon=True).start()
 
 
 @caught_by("T16", TIERS)
-class WaitsInShutdown(StoreTier):
+class WaitsInShutdown:
     def shutdown(self, deadline_s):
         super().shutdown(60)

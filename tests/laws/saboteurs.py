@@ -88,6 +88,12 @@ class KeepsAPrefixOfTheKey(HonestStore):
 
 
 @caught_by("S3")
+class AnswersTwice(HonestStore):
+    def read(self, items):
+        return super().read(items) * 2
+
+
+@caught_by("S3")
 class OneFailureFailsAll(HonestStore):
     def read(self, items):
         results = super().read(items)
@@ -277,6 +283,20 @@ class LiesAboutDelete(HonestStore):
     capabilities = Capabilities(persistent=True, shared=True, delete=False)
 
 
+@caught_by("S12")
+class CannotDeleteAsItSays(HonestStore):
+    def delete(self, keys):
+        self.refuse_if_closed()
+        raise self.error("it cannot delete", Kind.UNSUPPORTED)
+
+
+@caught_by("S13")
+class CannotScanAsItSays(HonestStore):
+    def scan(self):
+        self.refuse_if_closed()
+        raise self.error("it cannot list", Kind.UNSUPPORTED)
+
+
 @caught_by("S13")
 class ListsTooLittle(HonestStore):
     def scan(self):
@@ -332,13 +352,15 @@ class LeaksAThreadOnClose(HonestStore):
 @under_a_tier("T15")
 @caught_by("S16")
 class LeaksAFileOnClose(HonestStore):
+    left = ()
+
     def close(self):
-        if not self.closed:
-            self.left = os.open("/", os.O_RDONLY)
+        self.left = self.left or os.pipe()  # no two are alike
         super().close()
 
     def __del__(self):
-        os.close(self.left)
+        for fd in self.left:
+            os.close(fd)
 
 
 @under_a_tier("T11")
@@ -377,3 +399,8 @@ class LiesAboutSharing(HonestStore):
 
     def asked(self, keys):
         return zip(keys, super().contains(keys), strict=True)
+
+
+@caught_by("S19")
+class SharesUnasked(HonestStore):
+    capabilities = Capabilities(persistent=True, shared=False)

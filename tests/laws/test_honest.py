@@ -2,6 +2,7 @@ from kvtiers.errors import Kind
 from kvtiers.testing import StoreTierLaws
 from kvtiers.tiers.base import Capabilities
 from tests.laws.honest import HonestLaws, HonestStore
+from tests.laws.plain_tier import PlainLaws
 
 
 class TestHonest(HonestLaws):
@@ -10,6 +11,10 @@ class TestHonest(HonestLaws):
 
 class TestHonestTier(StoreTierLaws):
     store_laws = HonestLaws
+
+
+class TestPlainTier(PlainLaws):
+    pass
 
 
 class ModestStore(HonestStore):
@@ -32,3 +37,29 @@ class TestModest(HonestLaws):
 
 class TestModestTier(StoreTierLaws):
     store_laws = TestModest
+
+
+class LonelyStore(HonestStore):
+    """Is nobody else's while it is open, and refuses whoever comes."""
+
+    capabilities = Capabilities(persistent=True, shared=False)
+    owned = set()
+
+    def __init__(self, place, context):
+        super().__init__(place, context)
+        self.owner = str(place), context.namespace.id
+        if self.owner in self.owned:
+            raise self.error("somebody else's", Kind.IO)
+        self.owned.add(self.owner)
+
+    def close(self):
+        super().close()
+        self.owned.discard(self.owner)
+
+
+class TestLonely(HonestLaws):
+    store_type = LonelyStore
+
+
+class TestLonelyTier(StoreTierLaws):
+    store_laws = TestLonely

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from kvtiers.chunks import Key, Namespace
-from kvtiers.errors import Kind
+from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.testing.bench import Environment, Stops, StoreBench, closing, refusal, together
 from kvtiers.testing.laws import Holdings, Laws, hook, law, must
@@ -331,12 +331,13 @@ class StoreLaws(Laws):
             ours.must_hold(names)
 
     @law("S19")
-    def test_s19_shared_stores_see_each_other(self, tmp_path: Path) -> None:
-        """``shared``: what one instance adds or removes, another open one finds so."""
+    def test_s19_shared_stores_see_each_other_and_others_are_alone(self, tmp_path: Path) -> None:
+        """``shared``: what one instance adds or removes, another finds so. Else none meets it."""
         with self._open(tmp_path) as ours:
-            if not ours.store.capabilities.shared:
-                return  # exclusive: nobody else may be there
             names = keys("a", "b")
+            if not ours.store.capabilities.shared:
+                self._must_be_alone(ours, names, tmp_path)
+                return
             with self._open(tmp_path) as theirs:
                 theirs.must_lack(names)
                 ours.write(names)
@@ -357,6 +358,20 @@ class StoreLaws(Laws):
     ) -> AbstractContextManager[StoreBench]:
         environment = environment or Environment(namespace)
         return closing(StoreBench(self.make(place, environment.context()), environment))
+
+    def _must_be_alone(self, ours: StoreBench, names: Sequence[Key], place: Path) -> None:
+        """A second instance is refused at its opening, or neither finds what the other has."""
+        ours.write(names[:1])
+        try:
+            theirs = self._open(place)
+        except KVTiersError:
+            ours.must_hold(names[:1])
+            return
+        with theirs as bench:
+            bench.must_lack(names[:1])
+            bench.write(names[1:])
+            ours.must_hold(names[:1])
+            ours.must_lack(names[1:])
 
     def _record(self, bench: StoreBench, name: Key) -> bytes:
         record = self.peek(bench.store, name)

@@ -16,12 +16,16 @@ from kvtiers.events import Event, Reason
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a store can do. A declared "no" must refuse with ``Kind.UNSUPPORTED``."""
+    """What a store can do. A method declared absent must refuse with ``Kind.UNSUPPORTED``."""
 
     persistent: bool
-    """Chunks survive ``close`` and are found by the next instance."""
+    """Chunks survive ``close`` and are found by the next instance; if not, it finds none."""
     shared: bool
-    """Others may add or remove chunks: absence must be asked for, not remembered."""
+    """Others may add or remove chunks: absence must be asked for, not remembered.
+
+    If not, another instance for the same namespace at the same place is refused when it is opened,
+    or has chunks of its own.
+    """
     delete: bool = True
     scan: bool = True
 
