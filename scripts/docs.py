@@ -18,6 +18,7 @@ from typing import Any
 from kvtiers import config
 from kvtiers.host import slots
 from kvtiers.options import options_of, table
+from kvtiers.testing import Laws, PolicyLaws, StoreLaws, TierLaws, laws_of
 from kvtiers.tiers import TIER_TYPES
 from kvtiers.tiers.options import RunnerOptions
 
@@ -72,6 +73,16 @@ def metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
+def laws(family: type[Laws]) -> str:
+    """The laws of a family by number, each with its title and its obligation."""
+    lines = ["| | law | in other words |", "|---|---|---|"]
+    for number, name in laws_of(family).items():
+        title = name.split("_", 2)[2].replace("_", " ")
+        meaning = _cell(inspect.getdoc(getattr(family, name)) or "")
+        lines.append(f"| {number} | {title} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "slots": slot_life,
     "config": config.describe,
@@ -81,6 +92,9 @@ PARTS: dict[str, Callable[[], str]] = {
         for name, tier in TIER_TYPES.items()
     },
     "metrics": metrics,
+    "laws-store": lambda: laws(StoreLaws),
+    "laws-tier": lambda: laws(TierLaws),
+    "laws-policy": lambda: laws(PolicyLaws),
 }
 
 

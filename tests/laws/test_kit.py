@@ -1,10 +1,16 @@
 """The kit itself: what it hands out."""
 
 import inspect
+import pkgutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+import kvtiers
+from kvtiers import testing
 from kvtiers.testing import (
     FaultyStore,
     GatedStore,
@@ -40,6 +46,17 @@ def write(store, *names):
     slots = Slots.filled(names)
     views = slots.views(writable=False)
     return store.write([Item(k, v) for k, v in zip(names, views, strict=True)])
+
+
+def test_the_kit_needs_nothing_but_the_package():
+    hidden = ("pytest", "hypothesis", "numpy", "torch", "vllm", "tests")
+    modules = ", ".join(f"kvtiers.testing.{m.name}" for m in pkgutil.iter_modules(testing.__path__))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        f"sys.modules.update(dict.fromkeys({hidden})); import {modules}"
+    )
+    root = str(Path(kvtiers.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code, root], check=True, cwd="/")
 
 
 # -- laws -----------------------------------------------------------------------------------------
