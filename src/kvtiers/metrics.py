@@ -67,6 +67,17 @@ class Metrics:
         sample, self._sample = self._sample, Sample()
         return sample
 
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        for (hop, tier), (jobs, chunks) in self.active.items():
+            fit = 0 < jobs <= chunks or jobs == chunks == 0
+            assert fit, f"{hop.value} of {tier}: {jobs} jobs with {chunks} chunks are in flight"
+        assert all(n >= 0 for n in self._sample.counters.values()), "a counter went down"
+
+    def __repr__(self) -> str:
+        jobs = sum(jobs for jobs, _ in self.active.values())
+        return f"<Metrics {len(self._sample.counters)} counters to take, {jobs} jobs in flight>"
+
     def _looked_up(self, e: LookedUp) -> None:
         self._sample.counters["lookups", (e.tier,)] += e.queries
         if e.hits:

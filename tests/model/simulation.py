@@ -18,6 +18,7 @@ from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, ChunksStored, Hop, TransferFinished, TransferStarted
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
+from kvtiers.metrics import Metrics
 from kvtiers.tiers.base import JobOutcome, JobReleased
 from tests.model.sim_tier import GARBAGE, KEYS, LAYOUT, RIGHT, SimTier
 
@@ -64,6 +65,7 @@ class Simulation:
         self.now = 100.0
         self.memory = [bytearray(48) for _ in range(SLOTS)]
         self.events = []
+        self.metrics = Metrics()
         self.index = HostIndex(SLOTS, load_policy(policy, capacity=SLOTS))
         self.tiers = [
             SimTier("near", "LOCAL", OffloadPolicy.CHUNK),
@@ -74,7 +76,7 @@ class Simulation:
             layout=LAYOUT,
             view=self._view,
             tiers=self.tiers,
-            sink=self.events.append,
+            sink=self._hear,
             options=ManagerOptions(PROMOTE, fraction, threshold, job_deadline_s=40.0),
         )
         self.requests = []
@@ -87,6 +89,10 @@ class Simulation:
     def _view(self, slot, nbytes, writable):
         view = memoryview(self.memory[slot])[:nbytes]
         return view if writable else view.toreadonly()
+
+    def _hear(self, event):
+        self.events.append(event)
+        self.metrics(event)
 
     # -- the engine -----------------------------------------------------------------------------
 
@@ -267,8 +273,11 @@ class Simulation:
     def check(self):
         """After every action."""
         self.manager.check()
-        for tier in self.tiers:
-            tier.check()
+        self.manager._promotions.check()
+        for attached in self.manager.tiers:
+            attached.check()
+            attached.tier.check()
+        self._metrics_must_agree()
         for key, slot in self.index.ready.items():
             held = bytes(self.memory[slot][: len(RIGHT[key])])
             assert held == RIGHT[key], f"host memory holds wrong bytes of {key.hex()}"
@@ -277,6 +286,15 @@ class Simulation:
         assert Counter(self._holders()) == Counter(
             {slot: n for slot, n in enumerate(self.index._holds) if n}
         ), "the holds of a slot are not those of its users"
+
+    def _metrics_must_agree(self):
+        self.metrics.check()
+        flights = self.manager._ledger.flights.values()
+        for hop in (Hop.CASCADE, Hop.PROMOTE):
+            for tier in self.manager.tiers:
+                mine = [len(f.keys) for f in flights if f.hop is hop and f.tier is tier]
+                active = self.metrics.active.get((hop, tier.label), [0, 0])
+                assert active == [len(mine), sum(mine)], f"{hop.value} jobs in the metrics"
 
     def _replay(self):
         for event in self.events[self._read :]:

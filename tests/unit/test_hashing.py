@@ -1,6 +1,11 @@
+import hashlib
+import pickle
 import sys
+from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvtiers.chunks import key_digest, key_group, make_key
 from kvtiers.errors import Kind, KVTiersError
@@ -93,6 +98,58 @@ def test_adapter_and_image_vector() -> None:
 
 def test_default_algorithm_is_sha256() -> None:
     assert hexes(block_hashes(range(1, 9), 4)) == EIGHT_TOKENS["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [("sha256", 1882140585328457242), ("sha256_cbor", 9561501211280363793)],
+)
+def test_the_event_hash_of_a_first_block(algorithm, expected) -> None:
+    (digest,) = block_hashes([1, 2, 3, 4], 4, algorithm)
+    assert event_hash(digest) == expected
+
+
+def test_the_cbor_preimage_of_a_first_block() -> None:
+    """Spelt out, so that it can be written again in any language: [parent, [1, 2, 3, 4], null]."""
+    preimage = bytes.fromhex(f"835820{NONE['sha256_cbor']}8401020304f6")
+    assert hashlib.sha256(preimage).hexdigest() == EIGHT_TOKENS["sha256_cbor"][0]
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), max_size=40),
+    st.integers(1, 9),
+    st.sampled_from(SHA),
+    st.text(max_size=5),
+)
+def test_any_text_hashes_as_a_plain_reading_of_the_definition(tokens, size, algorithm, seed):
+    encode = {"sha256": partial(pickle.dumps, protocol=5), "sha256_cbor": plain_cbor}[algorithm]
+    parent = hashlib.sha256(encode(seed)).digest()
+    expected = []
+    for start in range(0, len(tokens) - size + 1, size):
+        block = (parent, tuple(tokens[start : start + size]), None)
+        parent = hashlib.sha256(encode(block)).digest()
+        expected.append(parent)
+    assert block_hashes(tokens, size, algorithm, seed) == expected
+
+
+def plain_cbor(value) -> bytes:
+    """RFC 8949, of what a hash is made of: shortest heads, definite lengths."""
+    if value is None:
+        return b"\xf6"
+    if isinstance(value, int):
+        return head(0, value)
+    if isinstance(value, bytes):
+        return head(2, len(value)) + value
+    if isinstance(value, str):
+        return head(3, len(value.encode())) + value.encode()
+    return head(4, len(value)) + b"".join(map(plain_cbor, value))
+
+
+def head(major: int, count: int) -> bytes:
+    if count < 24:
+        return bytes([major << 5 | count])
+    width = next(w for w in (1, 2, 4, 8) if count < 256**w)
+    return bytes([major << 5 | 23 + width.bit_length()]) + count.to_bytes(width, "big")
 
 
 def test_event_hashes_are_the_last_eight_bytes() -> None:

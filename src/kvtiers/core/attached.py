@@ -161,6 +161,11 @@ class AttachedTier:
             self._fenced_until = self.now + FENCE_S
             logger.error("tier %s is left alone for %g s", self.label, FENCE_S)
 
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        assert all(n > 0 for n in self._faults.values()), "a method failed no times in a row"
+        assert self._fenced_until <= self.now + FENCE_S, "fenced for longer than a fence lasts"
+
     def __repr__(self) -> str:
         fenced = ", fenced" if self._fenced else ""
         return f"<AttachedTier {self.label} {self.tier!r}{fenced}>"

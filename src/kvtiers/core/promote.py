@@ -5,6 +5,7 @@ are fetched; a RETRY holds the turn until the lookup deadline, then the next tie
 request asks for in a step becomes one job per tier, sent when the step ends.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -143,6 +144,29 @@ class Promotions:
     def pending(self) -> bool:
         """Whether anything waits for the end of the step."""
         return bool(self._gathered)
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        on_the_way: Counter[Request] = Counter()
+        for by_request in self._gathered.values():
+            for request, keys, slots in by_request.values():
+                for key, slot in zip(keys, slots, strict=True):
+                    assert self._index.filling.get(key) == slot, "a gathered chunk is not filling"
+                on_the_way[request] += len(keys)
+        for flight in self._ledger.flights.values():
+            if flight.request is not None:
+                on_the_way[flight.request] += len(flight.keys)
+        for request in self._ledger.requests.values():
+            assert request.promoting == on_the_way[request], (
+                f"{request.promoting} chunks are promoted for {request.context.request_id}, "
+                f"{on_the_way[request]} are on the way"
+            )
+        for queries, hits in self._counts.values():
+            assert 0 <= hits <= queries, "more hits than queries"
+
+    def __repr__(self) -> str:
+        count = sum(len(keys) for by in self._gathered.values() for _, keys, _ in by.values())
+        return f"<Promotions {count} chunks wait for the end of the step>"
 
     def _gathered_slots(self) -> Iterator[int]:
         for by_request in self._gathered.values():

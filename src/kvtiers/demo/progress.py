@@ -24,6 +24,10 @@ class Progress:
         self._started = clock()
         self._terminal = stream.isatty()
 
+    def check(self) -> None:
+        """Raise AssertionError if more is done than there is."""
+        assert 0 <= self._done <= self._total, f"{self!r}: more is done than there is"
+
     def __repr__(self) -> str:
         return f"<Progress {self._done} of {self._total}>"
 

@@ -43,6 +43,16 @@ class Taken:
             self.io_began = piece.began
         self.io_ended = max(piece.ended, self.io_ended)
 
+    def check(self) -> None:
+        """Raise AssertionError unless done, failed and what is under way divide the job's keys."""
+        done, failed = set(self.done), set(self.failed)
+        under_way = {key for piece in self.pieces for key in piece.keys}
+        assert done.isdisjoint(failed), "a chunk is done and failed"
+        if self.reported:  # pieces that outlived their deadline have failed
+            under_way = set()
+        assert under_way.isdisjoint(done | failed), "a chunk has ended and is under way"
+        assert done | failed | under_way == set(self.job.keys), "the job's chunks are not all there"
+
     def fault(self) -> KVTiersError | None:
         """The failure that counts against the tier: one of its faults, and nothing done."""
         faults = (e for e in self.failed.values() if e.kind in TIER_FAULTS)

@@ -137,6 +137,7 @@ class Lanes:
         self._name = name
         self._start = start
         self._max_replacements = max_replacements
+        self._n_lanes = n_read + n_write
         self._queues: dict[Priority, deque[Work]] = {p: deque() for p in Priority}
         self._read_tickets: SimpleQueue[None] = SimpleQueue()
         self._write_tickets: SimpleQueue[None] = SimpleQueue()
@@ -233,7 +234,8 @@ class Lanes:
         return None
 
     def check(self) -> None:
-        """Raise AssertionError if there are more threads than allowed."""
+        """Raise AssertionError if there are more threads than allowed, or fewer lanes."""
+        assert len(self._lanes) == self._n_lanes, "a lane is missing"
         alive = [r for r in self._retired if r.thread and r.thread.is_alive()]
         assert len(alive) <= self._max_replacements, "more replaced lanes than the bound"
         assert not any(lane.retired for lane in self._lanes), "a retired lane is in service"

@@ -382,6 +382,7 @@ class StoreTier:
         self._presence.check()
         self._breaker.check()
         self._lanes.check()
+        self._scan.check()
         held = sum(taken.held_bytes for taken in self._jobs.values())
         assert held == self._held_store_bytes, "held bytes do not add up"
         unreported = {i for i, taken in self._jobs.items() if not taken.reported}
@@ -389,6 +390,8 @@ class StoreTier:
         assert unreported == timed, "a job has no deadline, or a deadline no job"
         assert all(t.pieces for t in self._jobs.values()), "a finished job was not forgotten"
         self._asking.check()
+        for taken in self._jobs.values():
+            taken.check()
 
     def __repr__(self) -> str:
         hung = sum(taken.reported for taken in self._jobs.values())

@@ -100,6 +100,10 @@ class StartUpScan:
             "%s: the start-up scan hangs, chunks are asked for: is the storage alive?", self._label
         )
 
+    def check(self) -> None:
+        """Raise AssertionError if it is complete with a piece outstanding."""
+        assert not (self.complete and self._piece), "complete, and a piece is under way"
+
     def __repr__(self) -> str:
         state = "complete" if self.complete else "under way" if self._piece else "not under way"
         return f"<StartUpScan {self._label}: {state}>"

@@ -294,6 +294,15 @@ class VllmManager(OffloadingManager):
             logger.exception("kvtiers did not shut down with grace")
         self._on_shutdown()
 
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant; of an inert manager nothing holds."""
+        if self.inert:
+            return
+        self.core.check()
+        assert all(self._declined.values()), "a request declined nothing"
+        if self._orphans and not self.flushes_are_reported:
+            assert self._orphan_steps > 0, "slots wait for a flush that nobody will report"
+
     def __repr__(self) -> str:
         return f"<VllmManager{' INERT' if self.inert else ''} {self.core!r}>"
 

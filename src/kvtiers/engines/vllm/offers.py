@@ -82,3 +82,8 @@ class Declined:
         """They were declined once more."""
         self.first, self.epoch = first, epoch
         self.patience *= 2
+
+    def check(self, epoch: int) -> None:
+        """Raise AssertionError if it waits for what is over at ``epoch``, or backwards."""
+        assert self.epoch <= epoch, "declined in an epoch that is to come"
+        assert self.patience.bit_count() == 1, "its patience did not double"

@@ -216,6 +216,16 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
             self.config.kv_group_configs, status.group_states, self.config.blocks_per_chunk
         )
 
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant; of an inert manager nothing holds."""
+        if self.manager.inert:
+            return
+        self.manager.check()
+        for declined in self._declined.values():
+            declined.check(self.manager.core.room_epoch)
+        assert all(n > 0 for n in self._stale_reports.values()), "a stale job is waited for in vain"
+        assert self._failed_loads <= self._jobs.keys(), "a failed load is kept that has ended"
+
     def __repr__(self) -> str:
         return (
             f"<KVTiersScheduler {len(self._req_status)} requests, {len(self._jobs)} copy jobs,"

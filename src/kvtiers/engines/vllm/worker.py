@@ -228,3 +228,7 @@ class KVTiersWorker(OffloadingConnectorWorker):
             return None
         failed, self._failed_jobs = self._failed_jobs, set()
         return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, failed)
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant, if any."""
+        self.worker.check()

@@ -330,6 +330,7 @@ class FilesStore:
         """Raise AssertionError naming the broken invariant, if any."""
         self._room.check()
         self._recency.check()
+        self._scratch.check()
 
     def __repr__(self) -> str:
         return f"<FilesStore {self._folder}: {self._room}, {self._io}>"

@@ -52,6 +52,15 @@ class Scratch:
             with contextlib.suppress(OSError):
                 os.close(lock)
 
+    def check(self) -> None:
+        """Raise AssertionError if others could take the folder for a dead one's."""
+        if self._lock is None:
+            return
+        try:
+            os.fstat(self._lock)
+        except OSError as e:
+            raise AssertionError(f"{self!r}: its lock was closed") from e
+
     def __repr__(self) -> str:
         return f"<Scratch {self.folder}>"
 
