@@ -32,10 +32,13 @@ class Asking:
         return Lookup.RETRY if now < deadline else Lookup.MISS
 
     def gather(self) -> list[tuple[list[Key], float]]:
-        """Batches of what was gathered since the last call, each with its deadline."""
+        """Batches of what was gathered since the last call, each with its deadline.
+
+        That of its youngest key: one that waits for longer is a MISS before, by ``lookup``.
+        """
         keys, self._gathered = self._gathered, []
         batches = [keys[i : i + _BATCH_KEYS] for i in range(0, len(keys), _BATCH_KEYS)]
-        return [(batch, self._waiting[batch[0]]) for batch in batches]
+        return [(batch, self._waiting[batch[-1]]) for batch in batches]
 
     def sent(self, question: Question) -> None:
         """Remember a question that is on its way."""

@@ -21,6 +21,15 @@ def test_long_prefixes_are_split_into_batches() -> None:
     assert [len(keys) for keys, _ in asking.gather()] == [256, 256, 88]
 
 
+def test_a_young_key_is_not_given_up_with_an_old_one_of_its_batch() -> None:
+    asking = Asking(deadline_s=1)
+    asking.lookup(key(1), 0)
+    asking.lookup(key(2), 0.9)
+    assert asking.gather() == [([key(1), key(2)], 1.9)]
+    assert asking.lookup(key(1), 1.0) is Lookup.MISS
+    assert asking.lookup(key(2), 1.8) is Lookup.RETRY
+
+
 def test_overdue_questions_are_forgotten_and_a_late_answer_is_told_apart() -> None:
     asking = Asking(deadline_s=1)
     asking.lookup(key(1), 0)
