@@ -9,7 +9,7 @@ from tests.laws import saboteur_policies, saboteur_tiers, saboteurs
 from tests.laws.honest import HonestLaws
 from tests.laws.plain_tier import PlainLaws
 
-_PATIENCE_S = 0.5
+_PATIENCE_S = 0.2
 
 
 TIER_FAMILIES = {"runner": StoreTierLaws, "plain": PlainLaws}
