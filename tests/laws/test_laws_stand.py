@@ -4,7 +4,7 @@ import unittest
 
 import pytest
 
-from kvtiers.testing import LawBroken, PolicyLaws, StoreLaws, TierLaws, law, run
+from kvtiers.testing import LawBroken, PolicyLaws, StoreLaws, TierLaws, hook, law, run
 from tests.laws.honest import HonestLaws, HonestStore
 
 LAW = "test_s1_what_was_written_is_read_back"
@@ -51,6 +51,22 @@ def test_a_class_that_pytest_would_not_collect_is_refused(name):
         lenient(**{name: False})
     with pytest.raises(TypeError, match=f"defines {name}"):
         setattr(HonestLaws, name, False)
+
+
+@pytest.mark.parametrize("member", [{"__test__": False}, {"pytestmark": pytest.mark.skip}])
+def test_nor_does_a_mixin_help(member):
+    with pytest.raises(TypeError, match="Lenient"):
+        lenient(type("Mixin", (), member), HonestLaws)
+
+
+def test_a_number_belongs_to_one_law():
+    with pytest.raises(TypeError, match=r"redefines test_easy: the law S1"):
+        lenient(test_easy=law("S1")(nothing))
+
+
+def test_a_law_cannot_be_called_a_hook():
+    with pytest.raises(TypeError, match="S1 cannot be"):
+        lenient(**{LAW: hook(lambda self: None)})
 
 
 MARKS = [

@@ -2,13 +2,15 @@
 
 A laws class is subclassed with a few small hooks and run by pytest, or one law at a time with
 :func:`run`. Laws cannot be redefined, hidden, marked or skipped; what an implementation does not
-do it declares in its capabilities, and then the law holds it to refusing.
+do it declares in its capabilities, and then the law holds it to refusing. Only whole modules, and
+fixtures around a law, can still skip: what they leave out pytest reports as skipped.
 """
 
 import functools
 import inspect
 import os
 import threading
+from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,17 +63,20 @@ _NAMES_OUT = ("__test__", "__init__", "__new__", "__getattribute__", "__setattr_
 """With these a class is not collected by pytest, or answers with other methods than it has."""
 
 
-class _Standing(type):
+class _Standing(ABCMeta):
     """Makes classes whose laws stand: while a class is made, and ever after."""
 
     def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> None:
         super().__init__(name, bases, body)
-        if not bases:
-            return
-        for key, value in body.items():
-            _refuse_way_out(cls, key, value)
+        for base in cls.__mro__[:-1]:
+            if not _is_ours(base):
+                for key, value in vars(base).items():
+                    _refuse_way_out(cls, key, value)
+        numbers: dict[str, str] = {}
         for key, value in _fixed(cls).items():
-            if inspect.getattr_static(cls, key) is not value:
+            number = getattr(value, "__law__", key)
+            twice = numbers.setdefault(number, key) != key
+            if twice or inspect.getattr_static(cls, key) is not value:
                 raise _redefined(cls, key, value)
 
     def __setattr__(cls, name: str, value: object) -> None:
@@ -84,18 +89,19 @@ class _Standing(type):
         super().__delattr__(name)
 
 
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith(__package__)
+
+
 def _fixed(cls: type) -> dict[str, object]:
     """What no subclass may define anew, by name: laws, and what our laws use, but for hooks."""
     defined = [(base, *item) for base in cls.__mro__ for item in vars(base).items()]
-    hooks = {name for _, name, value in defined if hasattr(value, "__hook__")}
+    hooks = {n for base, n, value in defined if hasattr(value, "__hook__") and _is_ours(base)}
     found: dict[str, object] = {}
     for base, name, value in reversed(defined):
-        if name in hooks:
-            continue
-        ours = base.__module__.startswith(__package__)
-        if hasattr(value, "__law__") or (
-            ours and isinstance(value, FunctionType | staticmethod | classmethod)
-        ):
+        is_method = isinstance(value, FunctionType | staticmethod | classmethod)
+        is_used = is_method and _is_ours(base) and name not in hooks
+        if is_used or hasattr(value, "__law__"):
             found.setdefault(name, value)
     return found
 
