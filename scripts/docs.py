@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from kvtiers import config
-from kvtiers.host import slots
 from kvtiers.options import options_of, table
 from kvtiers.testing import Laws, PolicyLaws, StoreLaws, TierLaws, laws_of
 from kvtiers.tiers import TIER_TYPES
@@ -27,24 +26,6 @@ DOCS = ROOT / "docs"
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 _UPSTREAM = "vllm:kv_offload_"
-
-
-def slot_life() -> str:
-    """The table of slot states as a diagram and the states' meanings."""
-    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> FREE"]
-    for state in slots.SlotState:
-        events: dict[int, list[str]] = {}
-        for event in slots.SlotEvent:
-            after = slots.NEXT[event][state]
-            if after is not None:
-                events.setdefault(after, []).append(event.name)
-        for after, names in events.items():
-            lines.append(f"    {state.name} --> {slots.SlotState(after).name}: {', '.join(names)}")
-    lines += ["```", "", "| state | meaning |", "|---|---|"]
-    lines += [f"| {name} | {doc} |" for name, doc in _attribute_docs(slots.SlotState).items()]
-    lines += ["", "| event | meaning |", "|---|---|"]
-    lines += [f"| {name} | {doc} |" for name, doc in _attribute_docs(slots.SlotEvent).items()]
-    return "\n".join(lines) + "\n"
 
 
 def tier_options(cls: type[Any], without: type[Any] | None = None) -> str:
@@ -84,7 +65,6 @@ def laws(family: type[Laws]) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "slots": slot_life,
     "config": config.describe,
     "runner": lambda: tier_options(RunnerOptions),
     **{

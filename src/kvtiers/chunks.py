@@ -6,7 +6,7 @@ slot of the host region and travels between tiers as one run of ``GroupLayout.ch
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NewType
@@ -91,9 +91,11 @@ class ChunkLayout:
         """Bytes of the chunk that ``key`` names. Raises KeyError for an unknown group."""
         return self.chunk_sizes((key,))[0]
 
-    def chunk_sizes(self, keys: Iterable[Key]) -> list[int]:
-        """``chunk_bytes`` of each key. Raises KeyError if a group is unknown."""
+    def chunk_sizes(self, keys: Sequence[Key]) -> list[int]:
+        """``chunk_bytes`` of each key. Raises KeyError if it meets an unknown group."""
         sizes = self._sizes
+        if len(sizes) == 1:
+            return [self.groups[0].chunk_bytes] * len(keys)
         try:
             return [sizes[key[-_GROUP_BYTES:]] for key in keys]
         except KeyError as e:

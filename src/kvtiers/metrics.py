@@ -96,7 +96,7 @@ class Metrics:
         self._sample.counters["removed", (e.tier, e.reason.value)] += len(e.keys)
 
     def _declined(self, e: ChunksDeclined) -> None:
-        self._sample.counters["declined", (e.hop.value, e.tier, e.reason.value)] += e.count
+        self._sample.counters["declined", (e.hop.value, e.tier, e.reason.value)] += e.chunks
 
     def _started(self, e: TransferStarted) -> None:
         active = self.active.setdefault((e.hop, e.tier), [0, 0])
@@ -117,7 +117,7 @@ class Metrics:
             counters["seconds", (e.hop.value, e.tier)] += e.seconds
 
     def _copies_failed(self, e: CopiesFailed) -> None:
-        self._sample.counters["chunks_failed", (e.hop.value, e.tier, "failed")] += e.count
+        self._sample.counters["chunks_failed", (e.hop.value, e.tier, "failed")] += e.chunks
 
     def _offered(self, e: StoreOffered) -> None:
-        self._sample.observations["store_offered", ()].append(e.count)
+        self._sample.observations["store_offered", ()].append(e.chunks)

@@ -123,7 +123,7 @@ class PlainTier:
         gone = tuple(key for key in note.keys if key in self.announced)
         self.announced.difference_update(gone)
         if gone:
-            self.told.append(replace(note, keys=gone))
+            self.told.append(note._replace(keys=gone))
 
     def settle(self, task, job):
         del self.tasks[job.id]

@@ -2,7 +2,6 @@
 
 import ctypes
 import threading
-from dataclasses import replace
 
 from kvtiers.tiers.base import JobOutcome, JobReleased
 from kvtiers.tiers.fs.direct import address
@@ -41,7 +40,7 @@ class IsDoneWithWhatFailed:
     def lie(self, ended):
         if isinstance(ended, JobReleased):
             return ended
-        return replace(ended, done=(*ended.done, *ended.failed), failed={})
+        return ended._replace(done=(*ended.done, *ended.failed), failed={})
 
 
 @caught_by("T4", TIERS)
@@ -101,7 +100,7 @@ class FailsTheNeighbours:
         if isinstance(ended, JobReleased) or not ended.failed:
             return ended
         error = next(iter(ended.failed.values()))
-        return replace(ended, done=(), failed=dict.fromkeys((*ended.failed, *ended.done), error))
+        return ended._replace(done=(), failed=dict.fromkeys((*ended.failed, *ended.done), error))
 
 
 @caught_by("T9", TIERS)
@@ -121,7 +120,7 @@ class NeverGivesUp:
 class LetsGoTooEarly:
     def get_finished_jobs(self):
         ended = [e for e in super().get_finished_jobs() if isinstance(e, JobOutcome)]
-        return [replace(e, memory_in_use=False) for e in ended]
+        return [e._replace(memory_in_use=False) for e in ended]
 
 
 @caught_by("T13", TIERS)

@@ -283,9 +283,9 @@ class Simulation:
             assert held == RIGHT[key], f"host memory holds wrong bytes of {key.hex()}"
         self._replay()
         assert self._replayed == set(self.index.ready), "the events tell other contents"
-        assert Counter(self._holders()) == Counter(
-            {slot: n for slot, n in enumerate(self.index._holds) if n}
-        ), "the holds of a slot are not those of its users"
+        assert Counter(self._holders()) == Counter(self.index.hold_counts()), (
+            "the holds of a slot are not those of its users"
+        )
 
     def _metrics_must_agree(self):
         self.metrics.check()

@@ -126,6 +126,6 @@ def test_a_tier_cannot_let_go_of_the_memory_that_another_uses(claim):
     far.say_again(claim(job.id))
     simulation._step(0.1)
     simulation.check()
-    assert sum(simulation.index._holds) == 2, "one for each tier"
+    assert sum(simulation.index.hold_counts().values()) == 2, "one for each tier"
     near.release(job)
     simulation.settle()

@@ -20,6 +20,7 @@ from kvtiers.tiers.base import Capabilities, Entry, Job, JobKind, JobOutcome
 from kvtiers.tiers.lanes import Inbox
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.runner import StoreTier, TierIdentity
+from kvtiers.tiers.views import ChunkViews
 from kvtiers.tiers.work import Question, Transfer
 
 BYTES = 16
@@ -127,9 +128,13 @@ class Given:
     def __init__(self, number, kind, keys, now):
         store = kind is JobKind.STORE
         self.memory = {k: bytearray(RIGHT[k] if store else BYTES) for k in keys}
-        views = tuple(
-            memoryview(m).toreadonly() if store else memoryview(m) for m in self.memory.values()
-        )
+        buffers = list(self.memory.values())
+
+        def cut(i):
+            view = memoryview(buffers[i])
+            return view.toreadonly() if store else view
+
+        views = ChunkViews(cut, [BYTES] * len(keys))
         self.job = Job(number, kind, tuple(keys), tuple(range(len(keys))), views, REQUEST)
         self.deadline = now + DEADLINES[kind]
         self.outcome = None

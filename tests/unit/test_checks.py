@@ -114,10 +114,10 @@ def test_promotions_count_what_is_on_the_way():
         promotions.check()
 
 
-def test_promotions_gather_slots_that_are_filling():
+def test_promotions_gather_slots_that_are_filled():
     promotions, _ = promoting()
-    promotions._index.filling.clear()
-    with pytest.raises(AssertionError, match="not filling"):
+    promotions._index.fetching.clear()
+    with pytest.raises(AssertionError, match="not in the slot"):
         promotions.check()
 
 

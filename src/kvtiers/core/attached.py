@@ -33,6 +33,8 @@ logger = logging.getLogger("kvtiers")
 
 T = TypeVar("T")
 
+_VERDICTS = frozenset(Lookup)
+
 FAULTS_TO_FENCE = 3
 FENCE_S = 30.0
 
@@ -58,14 +60,16 @@ class AttachedTier:
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
         """The tier's verdicts, all MISS if it has none to give."""
-        nothing = [Lookup.MISS] * len(keys)
-        if self._fenced:
-            return nothing
-
-        def sound(found: object) -> bool:
-            return isinstance(found, list) and len(found) == len(keys) and _all(found, Lookup)
-
-        return self._guard("lookup", lambda: self.tier.lookup(keys, request), nothing, sound)
+        if not self._fenced:
+            try:
+                found = self.tier.lookup(keys, request)
+                if type(found) is list and len(found) == len(keys) and _VERDICTS.issuperset(found):
+                    self._well("lookup")
+                    return found
+                self._fault("lookup", f"it answered {_shown(found)}")
+            except Exception as e:  # unhashable answers are caught here too
+                self._fault("lookup", f"{type(e).__name__}: {e}")
+        return [Lookup.MISS] * len(keys)
 
     def submit_store(self, job: Job) -> bool:
         """Whether the tier took a cascade."""
@@ -77,10 +81,15 @@ class AttachedTier:
 
     def finished(self) -> list[JobOutcome | JobReleased]:
         """What ended since the last call."""
-        nothing: list[JobOutcome | JobReleased] = []
-        return self._guard(
-            "get_finished_jobs", lambda: self.tier.get_finished_jobs(), nothing, _are_sound_ends
-        )
+        try:
+            ended = self.tier.get_finished_jobs()
+            if type(ended) is list and all(map(_is_sound_end, ended)):
+                self._well("get_finished_jobs")
+                return ended
+            self._fault("get_finished_jobs", f"it answered {_shown(ended)}")
+        except Exception as e:
+            self._fault("get_finished_jobs", f"{type(e).__name__}: {e}")
+        return []
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Pass on that these chunks were used."""
@@ -149,9 +158,12 @@ class AttachedTier:
         except Exception as e:  # the fence: a plug-in's fault must not reach the engine
             self._fault(name, f"{type(e).__name__}: {e}")
             return otherwise
+        self._well(name)
+        return result
+
+    def _well(self, name: str) -> None:
         if self._faults:
             self._faults.pop(name, None)
-        return result
 
     def _fault(self, name: str, what: str) -> None:
         count = self._faults[name] = self._faults.get(name, 0) + 1
@@ -175,10 +187,6 @@ def _all(values: Iterable[object], kinds: type | tuple[type, ...]) -> bool:
     return all(isinstance(v, kinds) for v in values)
 
 
-def _are_sound_ends(ended: object) -> bool:
-    return isinstance(ended, list) and all(map(_is_sound_end, ended))
-
-
 def _is_sound_end(end: object) -> bool:
     if isinstance(end, JobReleased):
         return isinstance(end.job_id, int)
@@ -187,8 +195,9 @@ def _is_sound_end(end: object) -> bool:
         and isinstance(end.job_id, int)
         and isinstance(end.done, tuple | list)
         and isinstance(end.failed, Mapping)
-        and _all(end.failed.values(), KVTiersError)
-        and _all((end.bytes, end.seconds), (int, float))
+        and (not end.failed or _all(end.failed.values(), KVTiersError))
+        and isinstance(end.bytes, int | float)
+        and isinstance(end.seconds, int | float)
     )
 
 

@@ -14,10 +14,10 @@ from kvtiers.chunks import Key
 from kvtiers.core.attached import AttachedTier
 from kvtiers.core.ledger import Flight, Ledger
 from kvtiers.core.promote import reason_of
+from kvtiers.core.queue import ChunkQueue
 from kvtiers.events import ChunksDeclined, Hop, Reason, Sink, TransferFinished, TransferStarted
 from kvtiers.tiers.base import Job, JobKind, JobOutcome
-
-_ABSENT = object()
+from kvtiers.tiers.views import ChunkViews
 
 SOON_S = 5.0
 """An idle engine goes on stepping for a backlog whose pause is over by then."""
@@ -47,7 +47,7 @@ class CascadeOptions:
 class _Backlog:
     """What one tier still lacks, oldest first, and how it has been doing."""
 
-    keys: OrderedDict[Key, None] = field(default_factory=OrderedDict)
+    queue: ChunkQueue = field(default_factory=ChunkQueue)
     attempts: dict[Key, int] = field(default_factory=dict)
     parked: OrderedDict[Key, float] = field(default_factory=OrderedDict)
     """Chunks that failed too often, and when they are offered again; soonest first."""
@@ -67,7 +67,7 @@ class Cascades:
         self,
         ledger: Ledger,
         tiers: Sequence[AttachedTier],
-        views: Callable[[Sequence[Key], Sequence[int], bool], tuple[memoryview, ...]],
+        views: Callable[[Sequence[Key], Sequence[int], bool], ChunkViews],
         emit: Sink,
         options: CascadeOptions,
     ) -> None:
@@ -88,27 +88,25 @@ class Cascades:
         """These chunks are resident in host memory; the tier ``source`` has them already."""
         for tier, backlog in self._backlogs.items():
             if tier is not source and (only is None or tier in only):
-                backlog.keys.update(dict.fromkeys(keys))
+                backlog.queue.add(keys)
 
     def departed(self, keys: Sequence[Key]) -> None:
         """These chunks left host memory: what was not sent by now is lost to the tiers below."""
         for tier, backlog in self._backlogs.items():
-            if not backlog.keys and not backlog.parked:
-                continue
-            lost = 0
-            for key in keys:
-                waited = backlog.keys.pop(key, _ABSENT) is not _ABSENT
-                if backlog.parked.pop(key, None) is not None or waited:
-                    lost += 1
-                    backlog.attempts.pop(key, None)
+            lost = list(backlog.queue.discard(keys))
+            if backlog.parked:
+                parked = [k for k in keys if backlog.parked.pop(k, None) is not None]
+                lost += [k for k in parked if k not in lost]
             if lost:
-                self._emit(ChunksDeclined(Hop.CASCADE, tier.label, lost, Reason.EVICTED))
+                for key in lost:
+                    backlog.attempts.pop(key, None)
+                self._emit(ChunksDeclined(Hop.CASCADE, tier.label, len(lost), Reason.EVICTED))
 
     def flush(self, now: float) -> None:
         """Send what the budget and the tiers allow."""
         for tier, backlog in self._backlogs.items():
             _unpark(backlog, now)
-            while backlog.keys and backlog.paused_until <= now:
+            while backlog.queue and backlog.paused_until <= now:
                 if not self._send_one(tier, backlog, now):
                     break
 
@@ -118,13 +116,16 @@ class Cascades:
         if outcome.memory_in_use:
             self._ledger.linger(outcome.job_id, flight, flight.slots)
         else:
-            flight.kill_views()
-            self._index.release(list(flight.slots))
+            flight.views.release_all()
+            self._index.release(flight.slots)
             self.let_go(flight)
-        reported = set(outcome.done)
-        failed = [k for k in flight.keys if k not in reported]
-        for key in outcome.done:
-            backlog.attempts.pop(key, None)
+        failed: list[Key] = []
+        if outcome.done != flight.keys:
+            reported = set(outcome.done)
+            failed = [k for k in flight.keys if k not in reported]
+        if backlog.attempts:
+            for key in outcome.done:
+                backlog.attempts.pop(key, None)
         if failed:
             self._take_back(backlog, failed, now)
         else:
@@ -152,7 +153,7 @@ class Cascades:
     def forget(self) -> None:
         """Host memory was reset: nothing is left to send."""
         for backlog in self._backlogs.values():
-            backlog.keys.clear()
+            backlog.queue.clear()
             backlog.attempts.clear()
             backlog.parked.clear()
 
@@ -160,17 +161,17 @@ class Cascades:
         """Offer everything once more now: there may be no later."""
         for backlog in self._backlogs.values():
             backlog.paused_until = 0.0
-            backlog.keys.update(dict.fromkeys(backlog.parked))
+            backlog.queue.add(tuple(backlog.parked))
             backlog.parked.clear()
 
     @property
     def waiting(self) -> int:
         """Chunks in backlogs, over all tiers."""
-        return sum(len(b.keys) + len(b.parked) for b in self._backlogs.values())
+        return sum(len(b.queue) + len(b.parked) for b in self._backlogs.values())
 
     def due(self, now: float) -> bool:
         """Whether some backlog can be sent now or soon, so that steps are worth taking for it."""
-        return any(b.keys and b.paused_until <= now + SOON_S for b in self._backlogs.values())
+        return any(b.queue and b.paused_until <= now + SOON_S for b in self._backlogs.values())
 
     def _send_one(self, tier: AttachedTier, backlog: _Backlog, now: float) -> bool:
         keys = self._next_batch(backlog)
@@ -186,11 +187,9 @@ class Cascades:
             self._emit(TransferStarted(Hop.CASCADE, tier.label, len(keys)))
             return True
         self._ledger.close(job_id, tier)
-        flight.kill_views()
-        self._index.release(list(slots))
-        for key in reversed(keys):
-            backlog.keys[key] = None
-            backlog.keys.move_to_end(key, last=False)
+        flight.views.release_all()
+        self._index.release(slots)
+        backlog.queue.put_back(keys)
         pause = self._options.refusal_pause_s * 2 ** min(backlog.refusals, 16)
         backlog.paused_until = now + min(pause, self._options.refusal_pause_max_s)
         if not backlog.refusals:
@@ -200,8 +199,7 @@ class Cascades:
 
     def _next_batch(self, backlog: _Backlog) -> tuple[Key, ...]:
         room = min(self._options.max_pinned_slots - backlog.pinned, self._options.chunks_per_job)
-        count = min(room, len(backlog.keys))
-        return tuple(backlog.keys.popitem(last=False)[0] for _ in range(count))
+        return backlog.queue.take(max(0, room))
 
     def _take_back(self, backlog: _Backlog, failed: Sequence[Key], now: float) -> None:
         if backlog.paused_until <= now:
@@ -215,7 +213,7 @@ class Cascades:
             attempts = backlog.attempts.get(key, 0) + 1
             backlog.attempts[key] = attempts
             if attempts < ATTEMPTS:
-                backlog.keys[key] = None
+                backlog.queue.add((key,))
             else:
                 backlog.parked[key] = now + self._options.park_s
 
@@ -225,14 +223,15 @@ class Cascades:
         pinning = [*self._ledger.flights.values(), *lingering]
         flights = [f for f in pinning if f.hop is Hop.CASCADE]
         for tier, backlog in self._backlogs.items():
+            backlog.queue.check()
             pinned = sum(len(f.slots) for f in flights if f.tier is tier)
             assert backlog.pinned == pinned, f"pinned slots of {tier.label} do not add up"
             assert pinned <= self._options.max_pinned_slots, f"{tier.label} pins beyond its share"
-            strays = [k for k in (*backlog.keys, *backlog.parked) if k not in self._index.ready]
+            strays = [k for k in (*backlog.queue, *backlog.parked) if k not in self._index.ready]
             assert not strays, f"{len(strays)} chunks in the backlog of {tier.label} left"
 
     def __repr__(self) -> str:
-        waiting = ", ".join(f"{t.label} {len(b.keys)}" for t, b in self._backlogs.items())
+        waiting = ", ".join(f"{t.label} {len(b.queue)}" for t, b in self._backlogs.items())
         pinned = sum(b.pinned for b in self._backlogs.values())
         return f"<Cascades {pinned} slots pinned; waiting: {waiting or 'none'}>"
 
@@ -243,4 +242,4 @@ def _unpark(backlog: _Backlog, now: float) -> None:
         if due > now:
             return
         del backlog.parked[key]
-        backlog.keys[key] = None
+        backlog.queue.add((key,))

@@ -4,7 +4,6 @@ Every job is closed exactly once. A slot that something may still touch is never
 the index keeps it held, or orphaned, until the ledger is told that the toucher is gone.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from kvtiers.chunks import Key, RequestContext
 from kvtiers.core.attached import AttachedTier
 from kvtiers.events import Hop
 from kvtiers.host.index import HostIndex
+from kvtiers.tiers.views import ChunkViews
 
 
 @dataclass(slots=True)
@@ -66,25 +66,18 @@ class Request:
         self.gave_up = self.no_room_told = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Flight:
-    """A job in flight between host memory and one tier."""
+    """A job in flight between host memory and one tier. Never changed."""
 
     hop: Hop
     tier: AttachedTier
     keys: tuple[Key, ...]
     slots: tuple[int, ...]
-    views: tuple[memoryview, ...] = ()
+    views: ChunkViews
     """What its tier was given; dead when the tier has let go."""
     request: Request | None = None
     started: float = 0.0
-
-    def kill_views(self) -> None:
-        """The slots are somebody else's from now on: no use of these views may succeed."""
-        for view in self.views:
-            # A tier that made something of a view and kept it breaks its contract; nothing helps.
-            with contextlib.suppress(BufferError):
-                view.release()
 
 
 class Ledger:
@@ -97,8 +90,6 @@ class Ledger:
         """Closed jobs whose tier may still touch some of their slots."""
         self.device_orphans: list[int] = []
         """Slots in flight between host and device at a reset, once for each that touches them."""
-        self.storing: dict[Key, int] = {}
-        """Slots the device is filling."""
         self.gathered: Callable[[], Iterable[int]] = tuple
         """Slots of promotions that wait for the end of the step."""
         self.requests: dict[str, Request] = {}
@@ -123,7 +114,12 @@ class Ledger:
 
     def overdue(self, before: float) -> list[tuple[int, Flight]]:
         """Jobs that were started before then and are not closed."""
-        return [(i, f) for i, f in self.flights.items() if f.started < before]
+        late = []
+        for job_id, flight in self.flights.items():  # in the order in which they started
+            if flight.started >= before:
+                break
+            late.append((job_id, flight))
+        return late
 
     def linger(self, job_id: int, flight: Flight, slots: Sequence[int]) -> None:
         """The job is over, but its tier may still touch ``slots``."""
@@ -135,7 +131,7 @@ class Ledger:
         if flight is None or flight.tier is not tier:
             return None
         del self.lingering[job_id]
-        flight.kill_views()
+        flight.views.release_all()
         self.index.release(slots)
         return flight
 
@@ -156,8 +152,6 @@ class Ledger:
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""
-        for key, slot in self.storing.items():
-            assert self.index.filling.get(key) == slot, f"storing {key.hex()} is not filling"
         for name in self.waiting:
             assert name in self.requests, f"{name} waits but is not live"
         expected = Counter(self._touched_slots())
@@ -170,7 +164,7 @@ class Ledger:
             yield from flight.slots
         for _, slots in self.lingering.values():
             yield from slots
-        yield from self.storing.values()
+        yield from self.index.filling.values()
         yield from self.device_orphans
         yield from self.gathered()
         for request in self.requests.values():
@@ -181,6 +175,6 @@ class Ledger:
     def __repr__(self) -> str:
         return (
             f"<Ledger {len(self.requests)} requests ({len(self.waiting)} waiting),"
-            f" {len(self.flights)} jobs, {len(self.storing)} storing,"
+            f" {len(self.flights)} jobs, {len(self.index.filling)} storing,"
             f" {len(self.lingering)} lingering>"
         )

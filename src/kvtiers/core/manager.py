@@ -19,6 +19,7 @@ from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import PRIMARY, ChunksRemoved, Hop, LookedUp, Reason, Sink
 from kvtiers.host.index import HostIndex
 from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTierManager
+from kvtiers.tiers.views import ChunkViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +211,12 @@ class TieringManager:
     def end_step(self, now: float) -> None:
         """Send what the step gathered: promotions first, then cascades, touches and questions."""
         self.poll(now)
-        self._fail_overdue(now)
-        self._promotions.flush(now)
-        self._promotions.expire(now)
+        if self._ledger.flights:
+            self._fail_overdue(now)
+        if self._promotions.pending:
+            self._promotions.flush(now)
+        if self._ledger.waiting:
+            self._promotions.expire(now)
         self._cascades.flush(now)
         touched, self._touched = self._touched, []
         for tier in self.tiers:
@@ -243,8 +247,7 @@ class TieringManager:
         ``release_device`` is told so.
         """
         self._promotions.forget_gathered()
-        device = list(self._ledger.storing.values())
-        self._ledger.storing.clear()
+        device = list(self._index.filling.values())
         for request in list(self._ledger.requests.values()):
             self._ledger.let_go(request)
             if request.loading is not None:
@@ -320,13 +323,9 @@ class TieringManager:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _views(
-        self, keys: Sequence[Key], slots: Sequence[int], writable: bool
-    ) -> tuple[memoryview, ...]:
-        sizes = self._layout.chunk_sizes(keys)
-        return tuple(
-            self._view(slot, size, writable) for slot, size in zip(slots, sizes, strict=True)
-        )
+    def _views(self, keys: Sequence[Key], slots: Sequence[int], writable: bool) -> ChunkViews:
+        view, sizes = self._view, self._layout.chunk_sizes(keys)
+        return ChunkViews(lambda i: view(slots[i], sizes[i], writable), sizes)
 
     def _ended(self, tier: AttachedTier, ended: JobOutcome | JobReleased) -> None:
         self.room_epoch += 1

@@ -26,6 +26,10 @@ from kvtiers.events import (
     TransferStarted,
 )
 from kvtiers.tiers.base import Job, JobKind, JobOutcome
+from kvtiers.tiers.views import ChunkViews
+
+# Bound once: looking an enum member up costs as much as looking a key up.
+_HIT, _MISS = Lookup.HIT, Lookup.MISS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Promotions:
         self,
         ledger: Ledger,
         tiers: Sequence[AttachedTier],
-        views: Callable[[Sequence[Key], Sequence[int], bool], tuple[memoryview, ...]],
+        views: Callable[[Sequence[Key], Sequence[int], bool], ChunkViews],
         emit: Sink,
         departed: Departed,
         options: PromoteOptions,
@@ -66,20 +70,20 @@ class Promotions:
 
     def seek(self, key: Key, request: Request, now: float) -> Lookup:
         """The verdict on a chunk that is not ready in host memory."""
-        if key in self._index.filling:
+        if key in self._index.filling or key in self._index.fetching:
             return self._wait(Lookup.HIT_PENDING, request, now)
         request.below.add(key)
         if request.gave_up:
             return Lookup.MISS
         for tier in self._turns(key, request):
             verdict = tier.lookup((key,), request.context)[0]
-            if verdict is Lookup.HIT:
+            if verdict is _HIT:
                 self._resolved(tier, key, request, now, hit=True)
                 return self._begin(key, tier, request, now)
-            if verdict is not Lookup.MISS and self._may_go_on_asking(tier, key, request, now):
+            if verdict is not _MISS and self._may_go_on_asking(tier, key, request, now):
                 return self._wait(Lookup.RETRY, request, now)
             self._resolved(tier, key, request, now, hit=False)
-        return Lookup.MISS
+        return _MISS
 
     def flush(self, now: float) -> None:
         """Send what was gathered in this step: one job per tier and request."""
@@ -100,10 +104,10 @@ class Promotions:
         done = [k for k in flight.keys if k in reported]
         stored = self._index.settle(done, [slot_of[k] for k in done])
         if outcome.memory_in_use:
-            self._index.drop([k for k in failed if self._index.filling.get(k) == slot_of[k]])
+            self._index.drop([k for k in failed if self._index.fetching.get(k) == slot_of[k]])
             self._ledger.linger(outcome.job_id, flight, [slot_of[k] for k in failed])
         else:
-            flight.kill_views()
+            flight.views.release_all()
             self._index.settle(failed, [slot_of[k] for k in failed], failed)
         if stored:
             self._emit(ChunksStored(PRIMARY, tuple(stored)))
@@ -151,7 +155,8 @@ class Promotions:
         for by_request in self._gathered.values():
             for request, keys, slots in by_request.values():
                 for key, slot in zip(keys, slots, strict=True):
-                    assert self._index.filling.get(key) == slot, "a gathered chunk is not filling"
+                    there = self._index.fetching.get(key)
+                    assert there == slot, "a gathered chunk is not in the slot it was given"
                 on_the_way[request] += len(keys)
         for flight in self._ledger.flights.values():
             if flight.request is not None:
@@ -173,11 +178,13 @@ class Promotions:
             for _, _, slots in by_request.values():
                 yield from slots
 
-    def _turns(self, key: Key, request: Request) -> list[AttachedTier]:
+    def _turns(self, key: Key, request: Request) -> Sequence[AttachedTier]:
         asked = request.asked.get(key)
-        turn = asked.turn if asked else 0
-        allows = request.context.tier_filter.allows
-        return [t for t in self._tiers[turn:] if allows(t.medium, t.locality)]
+        tiers = self._tiers[asked.turn :] if asked else self._tiers
+        tier_filter = request.context.tier_filter
+        if tier_filter.matches is None:
+            return tiers
+        return [t for t in tiers if tier_filter.allows(t.medium, t.locality)]
 
     def _may_go_on_asking(self, tier: AttachedTier, key: Key, request: Request, now: float) -> bool:
         turn = tier.position - 1
@@ -201,8 +208,7 @@ class Promotions:
         counts[0] += 1
         counts[1] += hit
         asked = request.asked.get(key)
-        turn = tier.position - 1
-        if asked is not None and asked.turn == turn and asked.since is not None:
+        if asked is not None and asked.turn == tier.position - 1 and asked.since is not None:
             self._emit(LookupTimed(tier.label, waited_s=now - asked.since))
 
     def _wait(self, verdict: Lookup, request: Request, now: float) -> Lookup:
@@ -219,7 +225,7 @@ class Promotions:
 
     def _begin(self, key: Key, tier: AttachedTier, request: Request, now: float) -> Lookup:
         self._start_waiting(request, now)
-        taken = self._index.reserve((key,))
+        taken = self._index.reserve((key,), fetched=True)
         if not taken.keys:
             return self._no_room(tier, request, now)
         if taken.evicted:
@@ -254,7 +260,7 @@ class Promotions:
         if tier.submit_load(job):
             return
         self._ledger.close(job_id, tier)
-        flight.kill_views()
+        flight.views.release_all()
         self._index.settle(flight.keys, flight.slots, flight.keys)
         self._landed(request, flight, (), flight.keys)
         refused = JobOutcome(job_id, ())

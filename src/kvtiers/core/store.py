@@ -1,9 +1,8 @@
 """Down 1, store: accelerator -> host memory. Which chunks get a slot, and when they count."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Sequence, Set
+from typing import NamedTuple, Protocol
 
 from kvtiers.chunks import Key
 from kvtiers.core.ledger import Ledger
@@ -26,8 +25,7 @@ class Departed(Protocol):
         """``keys`` are resident no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class StorePlan:
+class StorePlan(NamedTuple):
     """What to copy: chunk ``keys[i]`` into slot ``slots[i]``."""
 
     keys: list[Key]
@@ -72,15 +70,18 @@ class Stores:
         self._departed = departed
         self._counter = counter
 
-    def plan(self, keys: Sequence[Key], prefix: Collection[Key] = ()) -> StorePlan:
+    def plan(self, keys: Sequence[Key], prefix: Set[Key] = frozenset()) -> StorePlan:
         """Reserve slots for the offered chunks that are absent, first ones first.
 
         None of ``prefix``, the chunks of the same request so far, is evicted for them: the end of a
         prefix is worth nothing without its beginning.
         """
-        ready, filling = self._index.ready, self._index.filling
-        resident = [k for k in keys if k in ready]
-        absent = [k for k in keys if k not in ready and k not in filling]
+        ready, filling, fetching = self._index.ready, self._index.filling, self._index.fetching
+        resident: list[Key] = []
+        absent = list(keys)
+        if not all(known.keys().isdisjoint(keys) for known in (ready, filling, fetching) if known):
+            resident = [k for k in keys if k in ready]
+            absent = [k for k in keys if not (k in ready or k in filling or k in fetching)]
         if resident:
             self._index.touch(resident)
         if self._counter is not None and absent:
@@ -88,8 +89,7 @@ class Stores:
         if not absent:
             return StorePlan([], [], [], [], resident)
         self._emit(StoreOffered(len(absent)))
-        taken = self._index.reserve(absent, protected=prefix or resident)
-        self._ledger.storing.update(zip(taken.keys, taken.slots, strict=True))
+        taken = self._index.reserve(absent, protected=prefix or frozenset(resident))
         if taken.evicted:
             self._departed(taken.evicted, Reason.EVICTED)
         declined = absent[len(taken.keys) :]
@@ -101,11 +101,10 @@ class Stores:
 
     def complete(self, keys: Collection[Key], failed: Collection[Key]) -> list[Key]:
         """The device wrote, or failed to write, these chunks; those that are now resident."""
-        known = [k for k in keys if k in self._ledger.storing]
-        slots = [self._ledger.storing.pop(k) for k in known]
-        stored = self._index.settle(known, slots, failed)
-        if len(stored) < len(known):
-            self._emit(CopiesFailed(Hop.STORE, PRIMARY, len(known) - len(stored)))
+        lost = sum(k in self._index.filling for k in failed) if failed else 0
+        stored = self._index.commit(list(keys), failed)
+        if lost:
+            self._emit(CopiesFailed(Hop.STORE, PRIMARY, lost))
         if stored:
             self._emit(ChunksStored(PRIMARY, tuple(stored)))
         return stored

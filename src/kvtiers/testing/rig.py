@@ -21,6 +21,7 @@ from kvtiers.tiers.base import (
     SecondaryTierManager,
     StoreContext,
 )
+from kvtiers.tiers.views import ChunkViews
 
 REQUEST = RequestContext("laws")
 
@@ -92,7 +93,7 @@ class Rig:
 
     def _job(self, kind: JobKind, slots: Slots) -> Given:
         self._next_id += 1
-        views = tuple(slots.views(writable=kind is JobKind.LOAD))
+        views = ChunkViews.of(slots.views(writable=kind is JobKind.LOAD))
         places = tuple(range(len(views)))
         return Given(Job(self._next_id, kind, slots.keys, places, views, REQUEST), slots)
 

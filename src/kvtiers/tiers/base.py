@@ -5,13 +5,15 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvtiers.chunks import ChunkLayout, Key, Lookup, Namespace, OffloadPolicy, RequestContext
 from kvtiers.errors import KVTiersError
 from kvtiers.events import Event, Reason
+from kvtiers.tiers.views import ChunkViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,24 +126,24 @@ class Job:
     """Chunks to move between slots of the host region and one tier.
 
     ``views[i]`` is the chunk ``keys[i]`` in slot ``slots[i]``: read-only for stores, writable for
-    loads. The slots are pinned until the job's outcome (and its release, see ``JobOutcome``).
+    loads, cut when it is first asked for. The slots are pinned until the job's outcome (and its
+    release, see ``JobOutcome``); from then on the views are dead.
     """
 
     id: int
     kind: JobKind
     keys: tuple[Key, ...]
     slots: tuple[int, ...]
-    views: tuple[memoryview, ...]
+    views: ChunkViews
     request: RequestContext | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
+class JobOutcome(NamedTuple):
     """How a job ended. ``done`` and ``failed`` are disjoint and together are the job's keys."""
 
     job_id: int
     done: tuple[Key, ...]
-    failed: Mapping[Key, KVTiersError] = field(default_factory=dict)
+    failed: Mapping[Key, KVTiersError] = MappingProxyType({})
     bytes: int = 0
     seconds: float = 0.0
     memory_in_use: bool = False
@@ -149,8 +151,7 @@ class JobOutcome:
     follows when it no longer can, and the slots must not be used before."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobReleased:
+class JobReleased(NamedTuple):
     """The memory of a job that was reported with ``memory_in_use`` is free at last."""
 
     job_id: int

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.tiers.base import Item, Job, JobOutcome
+from kvtiers.tiers.base import Job, JobOutcome
 from kvtiers.tiers.work import Transfer
 
 TIER_FAULTS = (Kind.IO, Kind.TIMEOUT, Kind.BROKEN, Kind.UNSUPPORTED, Kind.CLOSED)
@@ -65,15 +65,14 @@ class Taken:
         return JobOutcome(self.job.id, done, failed, self.bytes, seconds, bool(self.pieces))
 
 
-def split(job: Job, todo: Sequence[int], lanes: int, min_slice_bytes: int) -> list[list[Item]]:
+def split(
+    sizes: Sequence[int], todo: Sequence[int], lanes: int, min_slice_bytes: int
+) -> list[Sequence[int]]:
     """Cut the chunks ``todo`` (indices) into at most ``lanes`` runs of about equal length.
 
     A run has at least ``min_slice_bytes`` on average: waking a lane has its price.
     """
-    total = sum(job.views[i].nbytes for i in todo)
+    total = sum(sizes[i] for i in todo)
     count = min(len(todo), lanes, max(1, total // max(1, min_slice_bytes)))
     bounds = [n * len(todo) // count for n in range(count + 1)] if count else [0]
-    return [
-        [Item(job.keys[i], job.views[i]) for i in todo[start:end]]
-        for start, end in pairwise(bounds)
-    ]
+    return [todo[start:end] for start, end in pairwise(bounds)]

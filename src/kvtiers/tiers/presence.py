@@ -11,13 +11,17 @@ from kvtiers.chunks import Key
 _LEAST_DENIAL_S = 0.5
 """A "no" that is over before the next step asks would be asked for again and again."""
 
+MAX_LOSSES = 65_536
+"""Losses that are remembered. Old news of an older one is believed, until a load fails."""
+
 
 class Presence:
     """Known chunks, bounded in number; and denials, which say "not now" until they expire.
 
     A denial is stronger than knowledge: a chunk that is there but failed to load is denied for a
-    while. When the table overflows, the longest unused entries are forgotten, and from then on
-    absence from the table proves nothing.
+    while. What somebody saw before a chunk was lost proves nothing: news carry the ``moment`` at
+    which their bearer began to look. When the table overflows, the longest unused entries are
+    forgotten, and from then on absence from the table proves nothing.
     """
 
     def __init__(self, max_chunks: int, denial_ttl_s: float) -> None:
@@ -25,7 +29,10 @@ class Presence:
         self._denial_ttl_s = max(_LEAST_DENIAL_S, denial_ttl_s)
         self._held: OrderedDict[Key, bool] = OrderedDict()  # -> whether announced
         self._denied: OrderedDict[Key, float] = OrderedDict()
+        self._lost: OrderedDict[Key, int] = OrderedDict()  # -> the moment of it
         self._overflowed = False
+        self.moment = 0
+        """Grows with every loss."""
         self.complete = False
         """Set by the owner when everything that was stored before is in the table."""
 
@@ -42,8 +49,10 @@ class Presence:
         """Whether the chunk is known to be stored, usable or not."""
         return key in self._held
 
-    def add(self, keys: Iterable[Key]) -> None:
-        """These are there."""
+    def add(self, keys: Iterable[Key], since: int | None = None) -> None:
+        """These are there, by what was seen after the moment ``since``; None: just now."""
+        if since is not None and self._lost:
+            keys = [key for key in keys if self._lost.get(key, 0) <= since]
         for key in keys:
             self._denied.pop(key, None)
             self._held.setdefault(key, False)
@@ -65,9 +74,14 @@ class Presence:
         """These are gone. Returns those that were known."""
         known = []
         for key in keys:
+            self.moment += 1
+            self._lost[key] = self.moment
+            self._lost.move_to_end(key)
             if key in self._held:
                 del self._held[key]
                 known.append(key)
+        while len(self._lost) > MAX_LOSSES:
+            self._lost.popitem(last=False)
         return known
 
     def deny(self, keys: Iterable[Key], now: float) -> None:
@@ -97,6 +111,7 @@ class Presence:
     def check(self) -> None:
         """Raise AssertionError if a bound or the order of denials is broken."""
         assert len(self._held) <= self._max_chunks, "more chunks than the bound"
+        assert len(self._lost) <= MAX_LOSSES, "more losses than the bound"
         times = list(self._denied.values())
         assert times == sorted(times), "denials are not in order of expiry"
 

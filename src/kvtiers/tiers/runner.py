@@ -20,7 +20,7 @@ from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.presence import Presence
 from kvtiers.tiers.scanning import Scan, StartUpScan
-from kvtiers.tiers.work import Mover, Question, Transfer, fault, release
+from kvtiers.tiers.work import Mover, Question, Transfer, fault
 
 _log = logging.getLogger("kvtiers")
 
@@ -117,7 +117,7 @@ class StoreTier:
         admitted = self._breaker.admit(now)
         for keys, deadline in batches:
             if admitted:
-                question = Question(keys, deadline, self.store, self._inbox)
+                question = Question(keys, deadline, self._presence.moment, self.store, self._inbox)
                 self._asking.sent(question)
                 self._lanes.put(question)
             else:
@@ -133,7 +133,7 @@ class StoreTier:
                 self._failed(now, str(answer))
             return
         pairs = list(zip(question.keys, answer, strict=True))
-        self._presence.add(key for key, there in pairs if there)
+        self._presence.add((key for key, there in pairs if there), question.since)
         if in_time:
             self._deny_unknown([key for key, there in pairs if not there], now)
             self._succeeded()
@@ -144,7 +144,7 @@ class StoreTier:
 
     def submit_store(self, job: Job) -> bool:
         """Take a cascade unless unfinished ones hold too much memory or the tier is out."""
-        size = sum(view.nbytes for view in job.views)
+        size = job.views.nbytes
         held = self._held_store_bytes
         if held and held + size > self._options.max_queued_store_bytes:
             return False
@@ -162,10 +162,9 @@ class StoreTier:
         taken = Taken(job, now, now + deadline_s, held)
         self._held_store_bytes += held
         moving = set(todo)
-        for i, key in enumerate(job.keys):
-            if i not in moving:
-                taken.done.append(key)
-                release(job.views[i])
+        rest = [i for i in range(len(job.keys)) if i not in moving]
+        taken.done.extend(job.keys[i] for i in rest)
+        job.views.release(rest)
         pieces = self._pieces(taken, todo)
         taken.pieces.update(pieces)
         self._jobs[job.id] = taken
@@ -182,8 +181,9 @@ class StoreTier:
         if job.kind is JobKind.LOAD:
             lanes += options.n_read_threads
         share = max(1, lanes // (1 + len(self._by_deadline[job.kind])))  # others use them too
-        runs = split(job, todo, share, options.min_slice_bytes)
-        return [Transfer(job, items, taken.deadline, self._mover) for items in runs]
+        parts = split(job.views.sizes, todo, share, options.min_slice_bytes)
+        since = self._presence.moment
+        return [Transfer(job, part, taken.deadline, since, self._mover) for part in parts]
 
     def _settle(self, piece: Transfer) -> None:
         self._learn(piece)
@@ -206,7 +206,7 @@ class StoreTier:
         pairs = list(zip(piece.keys, piece.results, strict=True))
         good = [key for key, error in pairs if error is None]
         if piece.kind is JobKind.LOAD:
-            self._presence.add(good)
+            self._presence.add(good, piece.since)
         elif new := self._presence.announce(good):
             self._events.append(ChunksStored(self.label, tuple(new)))
         failed = [(key, error) for key, error in pairs if error is not None]
@@ -289,7 +289,7 @@ class StoreTier:
                 self._scanned(note)
 
     def _scanned(self, piece: Scan) -> None:
-        self._presence.add(piece.keys)
+        self._presence.add(piece.keys, since=0)  # it may have looked at any time since the start
         following = self._scan.took(piece)
         self._presence.complete = self._scan.complete and self._exclusive
         if following is not None and not self._closed:

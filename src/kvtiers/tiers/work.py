@@ -1,5 +1,7 @@
 """What lanes do: transfers and questions; and how a store is held to its word.
 
+``since`` is the moment, in the tier's ``Presence``, at which a piece of work was made.
+
 A store may be anybody's. Whatever it raises or returns becomes an error per item, never the end
 of a lane.
 """
@@ -93,19 +95,28 @@ def _call(store: ChunkStore, kind: JobKind, items: Sequence[Item]) -> list[KVTie
 class Transfer(Work):
     """A slice of a job."""
 
-    def __init__(self, job: Job, items: list[Item], deadline: float, mover: "Mover") -> None:
+    def __init__(
+        self, job: Job, part: Sequence[int], deadline: float, since: int, mover: "Mover"
+    ) -> None:
+        """``part``: the indices of its chunks in the job."""
         super().__init__()
         self.priority = Priority.STORE if job.kind is JobKind.STORE else Priority.LOAD
         self.job_id = job.id
         self.kind = job.kind
         self.deadline = deadline
-        self.items = items
-        self.keys = [item.key for item in items]
-        self.bytes = [item.view.nbytes for item in items]
+        self.since = since
+        self.keys = [job.keys[i] for i in part]
+        self.bytes = [job.views.sizes[i] for i in part]
         self.results: list[KVTiersError | None] = []
         self.began = 0.0
         self.ended = 0.0
+        self._part = part
+        self._views = job.views
         self._mover = mover
+
+    def items(self) -> list[Item]:
+        """Its chunks and where they are in host memory."""
+        return [Item(key, self._views[i]) for key, i in zip(self.keys, self._part, strict=True)]
 
     def run(self) -> None:
         """Move the items, let go of their memory, tell the scheduler thread."""
@@ -113,17 +124,7 @@ class Transfer(Work):
 
     def release(self) -> None:
         """Make the views unusable: their memory is somebody else's from now on."""
-        for item in self.items:
-            release(item.view)
-        self.items = []
-
-
-def release(view: memoryview) -> None:
-    """Make ``view`` unusable, unless a store kept an export of it in spite of its contract."""
-    try:
-        view.release()
-    except BufferError:
-        return
+        self._views.release(self._part)
 
 
 class Mover:
@@ -144,7 +145,7 @@ class Mover:
         piece.results = transfer(
             self._store,
             piece.kind,
-            piece.items,
+            piece.items(),
             self._retries,
             lambda: self.stopping or self._clock() >= piece.deadline,
         )
@@ -158,10 +159,13 @@ class Question(Work):
 
     priority = Priority.LOOKUP
 
-    def __init__(self, keys: list[Key], deadline: float, store: ChunkStore, inbox: Inbox) -> None:
+    def __init__(
+        self, keys: list[Key], deadline: float, since: int, store: ChunkStore, inbox: Inbox
+    ) -> None:
         super().__init__()
         self.keys = keys
         self.deadline = deadline
+        self.since = since
         self.answer: list[bool] | KVTiersError = []
         self._store = store
         self._inbox = inbox

@@ -314,4 +314,4 @@ def test_want_of_room_is_counted_once_a_request_however_often_it_asks() -> None:
         world.lookup(keys(1, 2, 3), request)
         world.step()
     declined = [e for e in world.events if isinstance(e, ChunksDeclined)]
-    assert sum(e.count for e in declined if e.reason is Reason.NO_ROOM) == 1
+    assert sum(e.chunks for e in declined if e.reason is Reason.NO_ROOM) == 1

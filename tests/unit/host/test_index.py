@@ -4,7 +4,6 @@ from kvtiers.chunks import Lookup, make_key
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.host.index import HostIndex, Reservation
 from kvtiers.host.policies import LRUPolicy, load_policy
-from kvtiers.host.slots import IllegalTransition
 
 KEYS = [make_key(bytes([i]) * 32, 0) for i in range(20)]
 A, B, C, D, E, F = KEYS[:6]
@@ -18,7 +17,7 @@ def index():
 def store(index, *keys):
     reserved = index.reserve(keys)
     assert reserved.keys == keys
-    assert index.settle(reserved.keys, reserved.slots) == list(keys)
+    assert index.commit(reserved.keys) == list(keys)
     index.check()
     return reserved
 
@@ -28,13 +27,9 @@ def test_a_chunk_is_a_miss_then_pending_then_a_hit(index):
     reserved = index.reserve([A])
     assert index.lookup(A) is Lookup.HIT_PENDING
     assert index.filling == {A: reserved.slots[0]}
-    assert index.slot(A) == reserved.slots[0]
-    assert index.settle([A], reserved.slots) == [A]
+    assert index.commit([A]) == [A]
     assert index.lookup(A) is Lookup.HIT
     assert index.ready == {A: reserved.slots[0]}
-    assert index.slot(A) == reserved.slots[0]
-    with pytest.raises(KeyError):
-        index.slot(B)
 
 
 def test_a_batch_gets_adjacent_slots_also_after_eviction(index):
@@ -71,16 +66,20 @@ def test_neither_held_nor_protected_nor_filling_keys_are_evicted(index):
     store(index, D)
     index.hold([A])
     assert index.room() == 2
-    assert index.room([B, A, C, F, B]) == 1
-    assert index.reserve(KEYS[6:10], protected=[B]) == Reservation((KEYS[6],), (3,), (D,))
-    assert index.settle(reserved.keys, reserved.slots) == [C]
+    assert index.room({B, A, C, F}) == 1
+    assert index.reserve(KEYS[6:10], protected={B}) == Reservation((KEYS[6],), (3,), (D,))
+    assert index.commit(reserved.keys) == [C]
     assert {A, B, C} == set(index.ready)
     index.check()
 
 
-def test_a_failed_write_gives_its_slot_back(index):
-    reserved = index.reserve([A, B, C])
-    assert index.settle(reserved.keys, reserved.slots, failed={B}) == [A, C]
+@pytest.mark.parametrize("fetched", [False, True])
+def test_a_failed_write_gives_its_slot_back(index, fetched):
+    reserved = index.reserve([A, B, C], fetched=fetched)
+    if fetched:
+        assert index.settle(reserved.keys, reserved.slots, failed={B}) == [A, C]
+    else:
+        assert index.commit(reserved.keys, failed={B}) == [A, C]
     assert index.lookup(B) is Lookup.MISS
     assert index.free == 2
     assert (index.resident, index.filling_count, index.held, index.orphaned) == (2, 0, 0, 0)
@@ -88,7 +87,7 @@ def test_a_failed_write_gives_its_slot_back(index):
 
 
 def test_a_key_dropped_while_it_is_written_stays_absent(index):
-    reserved = index.reserve([A, B])
+    reserved = index.reserve([A, B], fetched=True)
     assert index.drop([A, A, F]) == [A]
     assert (index.orphaned, index.held, index.free) == (1, 2, 2)
     assert index.settle(reserved.keys, reserved.slots) == [B]
@@ -97,15 +96,25 @@ def test_a_key_dropped_while_it_is_written_stays_absent(index):
     index.check()
 
 
+def test_what_was_dropped_while_the_accelerator_wrote_it_is_not_committed(index):
+    index.reserve([A, B])
+    assert index.drop([A]) == [A]
+    assert index.commit([A, B], failed={A}) == [B]
+    assert (index.orphaned, index.free) == (1, 2)
+    index.release([0])
+    assert index.free == 3
+    index.check()
+
+
 def test_the_old_writer_does_not_make_the_new_ones_bytes_ready(index):
-    old = index.reserve([A])
+    old = index.reserve([A], fetched=True)
     index.drop([A])
-    new = index.reserve([A])
+    new = index.reserve([A], fetched=True)
     assert new.slots != old.slots
     assert index.settle([A], old.slots) == []
     assert index.lookup(A) is Lookup.HIT_PENDING
     assert index.settle([A], new.slots) == [A]
-    assert index.slot(A) == new.slots[0]
+    assert index.ready == {A: new.slots[0]}
     assert index.free == 3
     index.check()
 
@@ -147,8 +156,9 @@ def test_releasing_what_is_not_held_raises_and_releases_nothing(index, slots):
     store(index, A, B)
     index.reserve([C])  # slot 2 is its writer's, who must settle
     index.hold([A])
-    with pytest.raises(IllegalTransition):
+    with pytest.raises(KVTiersError, match="released more often than held") as caught:
         index.release(slots)
+    assert caught.value.kind is Kind.BROKEN
     assert index.held == 2
     index.check()
 
@@ -167,7 +177,7 @@ def test_reserving_a_known_key_or_one_twice_is_refused(index, keys):
 def test_clear_drops_everything_and_lets_holders_finish(index):
     store(index, A, B)
     index.hold([B])
-    reserved = index.reserve([C])
+    reserved = index.reserve([C], fetched=True)
     assert sorted(index.clear()) == [A, B, C]
     assert (index.resident, index.filling_count, index.orphaned, index.free) == (0, 0, 2, 2)
     assert index.settle(reserved.keys, reserved.slots) == []
@@ -198,7 +208,7 @@ class Spiteful(LRUPolicy):
 
     answer = ()
 
-    def evict(self, count, evictable):
+    def evict(self, count, staying):
         return list(self.answer)
 
 
@@ -209,7 +219,7 @@ def test_a_policy_that_breaks_its_word_is_named_and_nothing_is_lost(answer):
     index.hold([A])
     index.policy.answer = answer
     with pytest.raises(KVTiersError, match="eviction policy Spiteful") as caught:
-        index.reserve([D, E], protected=[C])
+        index.reserve([D, E], protected={C})
     assert caught.value.kind is Kind.BROKEN
     assert set(index.ready) == {A, B, C}
     index.check()
@@ -231,25 +241,30 @@ def break_free_list(index):
 
 
 def break_hold(index):
-    index._holds[index._free[0]] = 1
+    index._held.add(index._free[0])
+
+
+def break_second_hold(index):
+    index._held_again[index.ready[A]] += 1
+
+
+def break_orphans(index):
+    index._orphans[index._free.pop()] = 0
 
 
 def break_policy(index):
     index.policy.remove([A])
 
 
-def break_count(index):
-    index._held_ready += 1
-
-
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
         (break_owner, "owner"),
-        (break_free_list, "free list"),
-        (break_hold, "free slot is held"),
+        (break_free_list, "owner"),
+        (break_hold, "read that is not ready"),
+        (break_second_hold, "held again that is not held"),
+        (break_orphans, "counted that nobody holds"),
         (break_policy, "policy and the index"),
-        (break_count, "count of held"),
     ],
 )
 def test_check_names_the_broken_invariant(index, damage, what):
@@ -271,10 +286,10 @@ class CountingDict(dict):
 
 def test_no_operation_walks_the_index():
     index = HostIndex(4, LRUPolicy(capacity=4))
-    index.ready, index.filling = CountingDict(), CountingDict()
+    index.ready, index.filling, index.fetching = (CountingDict() for _ in range(3))
     store_once = index.reserve([A, B])
-    index.settle(store_once.keys, store_once.slots)
+    index.commit(store_once.keys)
     index.release(index.hold([A]))
-    index.reserve(KEYS[2:6], protected=[A])
+    index.reserve(KEYS[2:6], protected={A})
     index.drop([A])
     assert CountingDict.walks == 0

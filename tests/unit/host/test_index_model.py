@@ -42,14 +42,15 @@ class Model(RuleBasedStateMachine):
     @rule(
         target=writers,
         keys=st.lists(st.sampled_from(KEYS), unique=True, max_size=7),
-        protected=st.lists(st.sampled_from(KEYS), max_size=5),
+        protected=st.frozensets(st.sampled_from(KEYS), max_size=5),
+        fetched=st.booleans(),
     )
-    def reserve(self, keys, protected):
+    def reserve(self, keys, protected, fetched):
         keys = [k for k in keys if k not in self.state]
-        can_go = self.unheld() - set(protected)
+        can_go = self.unheld() - protected
         free = self.size - len(self.owned())
         assert self.index.room(protected) == free + len(can_go)
-        reserved = self.index.reserve(keys, protected)
+        reserved = self.index.reserve(keys, protected, fetched=fetched)
         assert reserved.keys == tuple(keys[: free + len(can_go)])
         assert len(reserved.evicted) == max(0, len(reserved.keys) - free)
         assert len(set(reserved.evicted) & can_go) == len(reserved.evicted)
@@ -59,11 +60,14 @@ class Model(RuleBasedStateMachine):
         for key, slot in zip(reserved.keys, reserved.slots, strict=True):
             self.state[key], self.at[key] = "filling", slot
             self.users[slot] = 1
-        return reserved
+        return reserved, fetched
 
-    @rule(reserved=consumes(writers), failed=st.frozensets(st.sampled_from(KEYS)))
-    def settle(self, reserved, failed):
+    @rule(written=consumes(writers), failed=st.frozensets(st.sampled_from(KEYS)))
+    def end_of_writing(self, written, failed):
+        reserved, fetched = written
+        pairs = list(zip(reserved.keys, reserved.slots, strict=True))
         expected = []
+        in_place = [(k, s) for k, s in pairs if self.at.get(k) == s]
         for key, slot in zip(reserved.keys, reserved.slots, strict=True):
             self.users[slot] -= 1
             if self.state.get(key) == "filling" and self.at[key] == slot:
@@ -72,7 +76,11 @@ class Model(RuleBasedStateMachine):
                 else:
                     self.state[key] = "ready"
                     expected.append(key)
-        assert self.index.settle(reserved.keys, reserved.slots, failed) == expected
+        if fetched:
+            assert self.index.settle(reserved.keys, reserved.slots, failed) == expected
+        else:  # the accelerator's slots are released by whoever dropped their keys
+            assert self.index.commit([k for k, _ in in_place], failed) == expected
+            self.index.release([pair[1] for pair in pairs if pair not in in_place])
 
     @rule(target=readers, keys=st.lists(st.sampled_from(KEYS), max_size=4))
     def hold(self, keys):
@@ -117,7 +125,7 @@ class Model(RuleBasedStateMachine):
         assert self.index.held == len(held)
         assert self.index.orphaned == len(held - set(self.at.values()))
         assert self.index.free == self.size - len(self.owned())
-        assert {**self.index.ready, **self.index.filling} == self.at
+        assert {**self.index.ready, **self.index.filling, **self.index.fetching} == self.at
 
 
 class ModelWithARC(Model):

@@ -34,7 +34,7 @@ def test_overdue_questions_are_forgotten_and_a_late_answer_is_told_apart() -> No
     asking = Asking(deadline_s=1)
     asking.lookup(key(1), 0)
     ((keys, deadline),) = asking.gather()
-    question = Question(keys, deadline, ScriptedStore(), Inbox())
+    question = Question(keys, deadline, 0, ScriptedStore(), Inbox())
     asking.sent(question)
     asking.check()
     assert asking.overdue(0.9) == []

@@ -1,3 +1,5 @@
+import pytest
+
 from kvtiers.tiers.presence import Presence
 from tests.unit.tiers.tier_kit import key
 
@@ -76,3 +78,31 @@ def test_a_denial_outlives_the_step_that_asked_even_without_a_time_to_live() -> 
     presence.expire(1.4)
     assert presence.find(A, 1.4) is False
     assert presence.find(A, 1.5) is None
+
+
+def test_what_was_seen_before_a_loss_is_not_believed() -> None:
+    presence = Presence(10, 5)
+    presence.add([A, B])
+    before = presence.moment
+    presence.discard([A, C])
+    presence.add([A, B, C], before)
+    assert [presence.holds(k) for k in (A, B, C)] == [False, True, False]
+    presence.add([A, C], presence.moment)
+    assert presence.holds(A)
+    assert presence.holds(C)
+
+
+def test_what_we_wrote_is_there_whatever_was_lost_before() -> None:
+    presence = Presence(10, 5)
+    presence.discard([A])
+    assert presence.announce([A]) == [A]
+    assert presence.holds(A)
+
+
+def test_losses_are_forgotten_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtiers.tiers.presence.MAX_LOSSES", 2)
+    presence = Presence(10, 5)
+    presence.discard([A, B, C])
+    presence.check()
+    presence.add([A, B, C], 0)
+    assert [presence.holds(k) for k in (A, B, C)] == [True, False, False]

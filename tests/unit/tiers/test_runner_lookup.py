@@ -283,3 +283,32 @@ def test_after_shutdown_everything_is_a_miss() -> None:
     bench.tier.on_schedule_end()
     bench.tier.check()
     assert not [t for t in threading.enumerate() if t.name.startswith("kvtiers-1:fake")]
+
+
+def test_a_chunk_that_was_lost_is_not_brought_back_by_older_news() -> None:
+    store = ScriptedStore(SHARED, stored=[1, 2])
+    listed = list(store.scan())
+    gate = store.hold("contains")
+    reached, scan_on = threading.Event(), threading.Event()
+
+    def slow(_: Any) -> Iterator[Entry]:
+        yield from listed
+        reached.set()
+        assert scan_on.wait(30)
+
+    store.answers["scan"] = slow
+    with Bench(store, n_read_threads=2) as bench:
+        assert reached.wait(20)
+        assert bench.lookup(1, 2) == [RETRY, RETRY]
+        bench.tier.on_schedule_end()
+        assert store.entered.acquire(timeout=20)
+        bench.inbox.removed([key(1)], Reason.CORRUPT)
+        gate.set()
+        bench.until(lambda: bench.lookup(2) == [HIT])
+        assert not bench.tier._presence.holds(key(1)), "the answer was given before the loss"
+        scan_on.set()
+        bench.until(lambda: bench.tier._scan.complete)
+        assert not bench.tier._presence.holds(key(1)), "it was listed before the loss"
+        outcome = bench.run(bench.store_job(1))
+        assert outcome.done == (key(1),)
+        assert store.called("write") == [(key(1),)], "it is not taken for stored"

@@ -29,6 +29,7 @@ from kvtiers.tiers.base import (
 from kvtiers.tiers.lanes import Inbox
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.runner import StoreTier, TierIdentity
+from kvtiers.tiers.views import ChunkViews
 
 CHUNK = 8192
 NAMESPACE = Namespace({"model": "m", "format": 1})
@@ -183,7 +184,8 @@ class Bench:
         self._ids += 1
         make = filled if kind is JobKind.STORE else lambda n, size: page_aligned(size)
         views = tuple(make(n, size) for n in ns)
-        return Job(self._ids, kind, tuple(key(n) for n in ns), tuple(range(len(ns))), views)
+        keys, slots = tuple(key(n) for n in ns), tuple(range(len(ns)))
+        return Job(self._ids, kind, keys, slots, ChunkViews.of(views))
 
     def store_job(self, *ns: int, size: int = CHUNK) -> Job:
         return self.job(JobKind.STORE, ns, size)

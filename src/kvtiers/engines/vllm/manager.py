@@ -215,6 +215,9 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: None)
     def note_scheduled(self, req_ids: Iterable[str]) -> None:
         """These requests run now, for the first time or again after a preemption."""
+        self._scheduled(req_ids)
+
+    def _scheduled(self, req_ids: Iterable[str]) -> None:
         for req_id in req_ids:
             request = self.core.request(req_id)
             if request is not None:
@@ -230,7 +233,7 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send what the step gathered."""
-        self.note_scheduled(context.new_req_ids)
+        self._scheduled(context.new_req_ids)
         self.core.end_step(self._clock())
         self._polled = False
         if self._orphans and not self.flushes_are_reported:

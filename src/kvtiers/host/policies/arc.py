@@ -12,9 +12,11 @@ reserved, written, and inserted only when its bytes are whole):
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvtiers.chunks import Key
+from kvtiers.host.policies.base import Staying
+from kvtiers.host.policies.keyqueue import KeyQueue
 from kvtiers.host.policies.lru import take_oldest
 
 
@@ -27,25 +29,30 @@ class ARCPolicy:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._t1: OrderedDict[Key, None] = OrderedDict()
+        self._t1 = KeyQueue()
         self._t2: OrderedDict[Key, None] = OrderedDict()
-        self._b1: OrderedDict[Key, None] = OrderedDict()
-        self._b2: OrderedDict[Key, None] = OrderedDict()
+        self._b1 = KeyQueue()
+        self._b2 = KeyQueue()
         self._p = 0.0
 
     def insert(self, keys: Sequence[Key]) -> None:
         """Take in ``keys``; one that is remembered moves ``p`` towards the list it fell from."""
+        t1, t2 = self._t1, self._t2
+        if self._b1.isdisjoint(keys) and self._b2.isdisjoint(keys):
+            t1.add(keys)
+            self._trim_ghosts()
+            return
         for key in keys:
             if key in self._b1:
                 self._favour_recency()
-                del self._b1[key]
-                self._t2[key] = None
+                self._b1.discard(key)
+                t2[key] = None
             elif key in self._b2:
                 self._favour_frequency()
-                del self._b2[key]
-                self._t2[key] = None
+                self._b2.discard(key)
+                t2[key] = None
             else:
-                self._t1[key] = None
+                t1.add((key,))
                 self._trim_ghosts()
 
     def touch(self, keys: Sequence[Key]) -> None:
@@ -55,25 +62,27 @@ class ARCPolicy:
             if key in t2:
                 t2.move_to_end(key)
             elif key in t1:
-                del t1[key]
+                t1.discard(key)
                 t2[key] = None
 
-    def evict(self, count: int, evictable: Callable[[Key], bool]) -> list[Key]:
-        """Remove ``count`` evictable keys: from T1 while it is larger than ``p``, else from T2.
+    def evict(self, count: int, staying: Staying) -> list[Key]:
+        """Remove ``count`` keys that may leave: from T1 while it is larger than p, else from T2.
 
-        Where one list has nothing evictable the other gives.
+        Where nothing of one list may leave the other gives.
         """
         surplus = min(count, max(0, len(self._t1) - int(self._p)))
-        taken = self._demote(self._t1, self._b1, surplus, evictable)
-        taken += self._demote(self._t2, self._b2, count - len(taken), evictable)
+        taken = self._demote_recent(surplus, staying)
         if len(taken) < count:
-            taken += self._demote(self._t1, self._b1, count - len(taken), evictable)
+            taken += self._demote_frequent(count - len(taken), staying)
+        if len(taken) < count:
+            taken += self._demote_recent(count - len(taken), staying)
         return taken
 
     def remove(self, keys: Sequence[Key]) -> None:
         """Forget resident ``keys`` without remembering them as evicted."""
         for key in keys:
-            self._t1.pop(key, None)
+            if key in self._t1:
+                self._t1.discard(key)
             self._t2.pop(key, None)
 
     def clear(self) -> None:
@@ -87,7 +96,8 @@ class ARCPolicy:
 
     def check(self) -> None:
         """Raise AssertionError if an invariant of the paper (section III) is broken."""
-        t1, t2, b1, b2 = map(set, (self._t1, self._t2, self._b1, self._b2))
+        t1, t2 = set(self._t1), set(self._t2)
+        b1, b2 = set(self._b1), set(self._b2)
         c = self.capacity
         broken = {
             "a key is in two lists": len(t1 | t2 | b1 | b2) != sum(map(len, (t1, t2, b1, b2))),
@@ -96,6 +106,8 @@ class ARCPolicy:
             "all lists together exceed twice the capacity": len(t1 | t2 | b1 | b2) > 2 * c,
             "p is outside 0..capacity": not 0 <= self._p <= c,
         }
+        for queue in (self._t1, self._b1, self._b2):
+            queue.check()
         for what, is_broken in broken.items():
             if is_broken:
                 raise AssertionError(f"{self!r}: {what}")
@@ -113,19 +125,16 @@ class ARCPolicy:
         self._p = max(0.0, self._p - step)
 
     def _trim_ghosts(self) -> None:
-        if self._b1 and len(self._t1) + len(self._b1) > self.capacity:
-            self._b1.popitem(last=False)
+        self._b1.drop_oldest(len(self._t1) + len(self._b1) - self.capacity)
         remembered = len(self._b1) + len(self._b2)
-        if self._b2 and len(self) + remembered > 2 * self.capacity:
-            self._b2.popitem(last=False)
+        self._b2.drop_oldest(len(self) + remembered - 2 * self.capacity)
 
-    @staticmethod
-    def _demote(
-        resident: OrderedDict[Key, None],
-        ghosts: OrderedDict[Key, None],
-        count: int,
-        evictable: Callable[[Key], bool],
-    ) -> list[Key]:
-        taken = take_oldest(resident, count, evictable)
-        ghosts.update(dict.fromkeys(taken))
+    def _demote_recent(self, count: int, staying: Staying) -> list[Key]:
+        taken = self._t1.take_oldest(count, staying)
+        self._b1.add(taken)
+        return taken
+
+    def _demote_frequent(self, count: int, staying: Staying) -> list[Key]:
+        taken = take_oldest(self._t2, count, staying)
+        self._b2.add(taken)
         return taken

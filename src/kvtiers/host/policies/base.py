@@ -1,9 +1,12 @@
 """The contract of an eviction policy: it orders keys, and does nothing else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from kvtiers.chunks import Key
+
+Staying = Callable[[Sequence[Key]], Collection[Key]]
+"""Of these resident keys, those that cannot be evicted now because they are in use."""
 
 
 class EvictionPolicy(Protocol):
@@ -19,11 +22,12 @@ class EvictionPolicy(Protocol):
     def touch(self, keys: Sequence[Key]) -> None:
         """These keys were used, in this order. Unknown keys are ignored."""
 
-    def evict(self, count: int, evictable: Callable[[Key], bool]) -> list[Key]:
-        """Choose, remove and return ``count`` keys for which ``evictable`` holds.
+    def evict(self, count: int, staying: Staying) -> list[Key]:
+        """Choose, remove and return ``count`` keys, none of which is ``staying``.
 
-        Caller guarantees: at least ``count`` such keys are in the policy. If a policy finds fewer
-        it must return what it found; the keys it did not return stay in it.
+        Ask ``staying`` about candidates, several at a time. Caller guarantees: at least ``count``
+        keys in the policy may leave. If a policy finds fewer it must return what it found; the
+        keys it did not return stay in it.
         """
 
     def remove(self, keys: Sequence[Key]) -> None:

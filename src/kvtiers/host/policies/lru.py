@@ -1,9 +1,11 @@
 """Least recently used."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 
 from kvtiers.chunks import Key
+from kvtiers.host.policies.base import Staying
 
 
 class LRUPolicy:
@@ -31,9 +33,9 @@ class LRUPolicy:
             if key in order:
                 order.move_to_end(key)
 
-    def evict(self, count: int, evictable: Callable[[Key], bool]) -> list[Key]:
-        """Remove the ``count`` oldest keys that are evictable; amortised O(1) for each."""
-        return take_oldest(self._order, count, evictable)
+    def evict(self, count: int, staying: Staying) -> list[Key]:
+        """Remove the ``count`` oldest keys that may leave; amortised O(1) for each."""
+        return take_oldest(self._order, count, staying)
 
     def remove(self, keys: Sequence[Key]) -> None:
         """Forget ``keys``."""
@@ -56,17 +58,18 @@ class LRUPolicy:
         return f"<LRUPolicy {len(self._order)}/{self.capacity}>"
 
 
-def take_oldest(
-    order: OrderedDict[Key, None], count: int, evictable: Callable[[Key], bool]
-) -> list[Key]:
-    """Pop up to ``count`` evictable keys from the front; the others met go to the end."""
+def take_oldest(order: OrderedDict[Key, None], count: int, staying: Staying) -> list[Key]:
+    """Take up to ``count`` keys that may leave from the front; the others met go to the end."""
     taken: list[Key] = []
-    for _ in range(len(order)):
-        if len(taken) >= count:
-            break
-        key, _value = order.popitem(last=False)
-        if evictable(key):
-            taken.append(key)
-        else:
-            order[key] = None
+    unseen = len(order)
+    while unseen and len(taken) < count:
+        met = list(islice(order, min(count - len(taken), unseen)))
+        unseen -= len(met)
+        stay = staying(met)
+        for key in met:
+            if key in stay:
+                order.move_to_end(key)
+            else:
+                del order[key]
+        taken += [key for key in met if key not in stay] if stay else met
     return taken

@@ -1,0 +1,62 @@
+import pytest
+
+from kvtiers.tiers.views import ChunkViews
+
+MEMORY = bytearray(b"aabbbc")
+PLACES = [slice(0, 2), slice(2, 5), slice(5, 6)]
+
+
+class Cut:
+    """Cuts ``MEMORY`` and remembers what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, i: int) -> memoryview:
+        self.asked.append(i)
+        return memoryview(MEMORY)[PLACES[i]]
+
+
+def dead(view: memoryview) -> bool:
+    try:
+        len(view)
+    except ValueError:
+        return True
+    return False
+
+
+def test_views_are_cut_when_asked_for_and_once() -> None:
+    views = ChunkViews(cut := Cut(), [2, 3, 1])
+    assert (len(views), views.nbytes, cut.asked) == (3, 6, [])
+    assert bytes(views[1]) == b"bbb"
+    assert views[1] is views[1] is views[-2]
+    assert [bytes(v) for v in views[1:]] == [b"bbb", b"c"]
+    assert cut.asked == [1, 2]
+    with pytest.raises(IndexError):
+        views[3]
+
+
+def test_what_is_released_is_dead_and_is_not_cut_any_more() -> None:
+    views = ChunkViews(cut := Cut(), [2, 3, 1])
+    kept = views[0]
+    views.release([0, 1])
+    assert [dead(v) for v in views] == [True, True, False]
+    assert dead(kept)
+    assert cut.asked == [0, 2]
+
+
+def test_after_release_all_nothing_is_usable() -> None:
+    views = ChunkViews(cut := Cut(), [2, 3, 1])
+    kept = views[2]
+    views.release_all()
+    assert dead(kept)
+    assert all(map(dead, views))
+    assert cut.asked == [2]
+
+
+def test_what_somebody_made_of_a_view_cannot_be_taken_back() -> None:
+    views = ChunkViews(Cut(), [2, 3, 1])
+    part = views[1][1:]
+    views.release_all()
+    assert bytes(part) == b"bb"
+    assert dead(views[1])
