@@ -1,3 +1,0 @@
-import pytest
-
-pytest.register_assert_rewrite("model.simulation", "model.sim_tier")  # also under python -O
