@@ -357,7 +357,7 @@ def run_at_once(target, name):
 
 TestRunner = Machine.TestCase
 TestRunner.settings = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=60,
     deadline=None,
     derandomize=True,
