@@ -314,6 +314,10 @@ class TieringManager:
         """Raise AssertionError naming the broken invariant."""
         self._ledger.check()
         self._cascades.check()
+        self._promotions.check()
+        self._stores.check()
+        for tier in self.tiers:
+            tier.check()
 
     def __repr__(self) -> str:
         return (

@@ -57,6 +57,11 @@ class UseCounter:
             self._counts.popitem(last=False)
         return admitted
 
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        assert len(self._counts) <= self._capacity, "more chunks are counted than the bound"
+        assert all(n > 0 for n in self._counts.values()), "a chunk was offered no times"
+
 
 class Stores:
     """Reserves slots for chunks the engine offers, and confirms them when they are copied."""
@@ -108,6 +113,11 @@ class Stores:
         if stored:
             self._emit(ChunksStored(PRIMARY, tuple(stored)))
         return stored
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        if self._counter is not None:
+            self._counter.check()
 
     def _admit(self, absent: list[Key]) -> list[Key]:
         assert self._counter is not None
