@@ -2,10 +2,11 @@
 
     python -m bench.flat [--rounds 9] [--tiny]
 
-Four subjects in turns: our manager with 2 million chunks and with 10 thousand, and an OrderedDict of
-each size. Requests of 64 consecutive chunks, as they were stored, begin anywhere; all four are
-asked in the same order by key objects of their own, hashed before. Before each timed run an untimed
-one warms the subject up, so that small means warm. Timed is the thread's processor time. Prints::
+Four subjects in turns: our manager with 2 million chunks and with 10 thousand, and an OrderedDict
+of each size. Requests of 64 consecutive chunks, as they were stored, begin anywhere; manager and
+OrderedDict are asked in the same order by key objects of their own, hashed before. Before each
+timed run an untimed one warms the subject up, so that small means warm. Timed is the thread's
+processor time. Prints::
 
     TIME manager.<op> <ns per chunk: ours large, ours small, bare large, bare small>
     FLAT manager.<op> <(ours large - ours small) / (bare large - bare small)>

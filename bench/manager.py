@@ -84,7 +84,7 @@ def in_turns(
 
 
 def pair(slots: int, filled: int, policy: str = "lru") -> tuple[Side, Side]:
-    """vLLM's manager and ours, with chunks 0 .. filled - 1 in host memory."""
+    """The manager of vLLM and ours, with chunks 0 .. filled - 1 in host memory."""
     sides = Side(upstream(slots, policy)), Side(ours(slots, policy))
     for side in sides:
         side.fill(filled)

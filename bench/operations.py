@@ -1,6 +1,7 @@
 """What is timed at a manager, one request at a time: processor seconds of the scheduler's thread.
 
-What other processes take from the machine meanwhile does not count. The keys were hashed before, by the request's book of positions, as in vLLM.
+What other processes take from the machine meanwhile does not count. The keys were hashed before,
+by the request's book of positions, as in vLLM.
 """
 
 from collections.abc import Callable, Sequence

@@ -130,7 +130,7 @@ class _OurTier:
 
 
 def upstream(slots: int, policy: str = "lru") -> TieringOffloadingManager:
-    """vLLM's manager with ``slots`` chunks of host memory."""
+    """The manager of vLLM with ``slots`` chunks of host memory."""
     region: Any = _Region(slots)
     primary = CPUPrimaryTierOffloadingManager(slots, region, cache_policy=policy)
     return TieringOffloadingManager(primary, [_UpstreamTier(region.view)])
