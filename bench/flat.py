@@ -23,7 +23,7 @@ from time import thread_time
 from typing import Any
 
 from bench import operations
-from bench.lines import figure, remark
+from bench.lines import median_of, remark
 from bench.operations import Operation
 from bench.sides import BATCH, Side, key, ours, request_keys
 
@@ -168,7 +168,7 @@ def report(op: Op, rounds: Sequence[tuple[float, ...]]) -> None:
     noise = statistics.median(abs(b - statistics.median(bare)) for b in bare)
     if statistics.median(bare) < 3 * noise:
         remark("NOTE", name, f"the OrderedDict's difference is noise: +-{noise:.1f} ns")
-    figure("FLAT", name, [a / b for a, b in differences if b])
+    median_of("FLAT", name, [a / b for a, b in differences if b])
 
 
 def main() -> None:

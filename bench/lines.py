@@ -60,11 +60,16 @@ class Figure:
         return f"{self.kind} {self.name} {self.value:.3f}"
 
 
-def figure(kind: str, name: str, values: Sequence[float]) -> None:
-    """Print the median of ``values``, and their quartiles."""
-    print(Figure(kind, name, statistics.median(values)))
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
-    print(f"SPREAD {name} {low:.3f} {high:.3f}", flush=True)
+def figure(kind: str, name: str, value: float, spread: tuple[float, float]) -> None:
+    """Print a figure, and quartiles."""
+    print(Figure(kind, name, value))
+    print(f"SPREAD {name} {spread[0]:.3f} {spread[1]:.3f}", flush=True)
+
+
+def median_of(kind: str, name: str, values: Sequence[float]) -> None:
+    """Print the median of ``values`` and their quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    figure(kind, name, middle, (low, high))
 
 
 def remark(kind: str, name: str, text: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench import operations
-from bench.lines import figure, remark
+from bench.lines import median_of, remark
 from bench.operations import Operation, run
 from bench.sides import BATCH, Side, ours, request_keys, upstream
 
@@ -68,7 +68,7 @@ def compare(
     chunks = size.requests * BATCH
     theirs, mine = (statistics.median(s) / chunks * 1e6 for s in zip(*seconds, strict=True))
     remark("TIME", f"manager.{name}", f"{mine:.3f} {theirs:.3f} us per chunk: ours, vLLM's")
-    figure("RATIO", f"manager.{name}", [a / b for a, b in seconds])
+    median_of("RATIO", f"manager.{name}", [a / b for a, b in seconds])
 
 
 def in_turns(

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.lines import figure, remark
+from bench.lines import median_of, remark
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -249,7 +249,7 @@ def report(rounds: Sequence[dict[str, float]], engine: Engine, cached: int) -> N
             "TIME", f"ttft.{place}", f"{statistics.median(r[place] for r in rounds) * 1e3:.2f} ms"
         )
     for place in PLACES[1:]:
-        figure("RATIO", f"ttft.{place}", [r[place] / r["device"] for r in rounds])
+        median_of("RATIO", f"ttft.{place}", [r[place] / r["device"] for r in rounds])
 
 
 def main() -> None:
