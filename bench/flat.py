@@ -8,12 +8,14 @@ OrderedDict are asked in the same order by key objects of their own, hashed befo
 timed run an untimed one warms the subject up, so that small means warm. Timed is the thread's
 processor time. Prints::
 
-    TIME manager.<op> <ns per chunk: ours large, ours small, bare large, bare small>
-    FLAT manager.<op> <(ours large - ours small) / (bare large - bare small)>
+    TIME manager.<op>.by_size <ns per chunk: ours large, ours small, bare large, bare small>
+    FLAT manager.<op> <(ours large - ours small) / (bare large - bare small): median of the rounds>
+
+The bare difference is the median of the rounds; one that does not stand out of its own noise is
+taken for that noise, and a NOTE says so.
 """
 
 import argparse
-import gc
 import random
 import statistics
 from collections import OrderedDict
@@ -23,6 +25,7 @@ from time import thread_time
 from typing import Any
 
 from bench import operations
+from bench.collector import no_collector
 from bench.lines import median_of, remark
 from bench.operations import Operation
 from bench.sides import BATCH, Side, key, ours, request_keys
@@ -146,10 +149,9 @@ def round_of(op: Op, pairs: Sequence[Pair], size: Size, seed: int) -> Iterator[f
 def measure(size: Size) -> None:
     """Print every figure."""
     pairs = [Pair(size.large), Pair(size.small)]
-    gc.collect()
-    gc.freeze()
     for op in OPS:
-        rounds = [tuple(round_of(op, pairs, size, seed)) for seed in range(size.rounds)]
+        with no_collector():
+            rounds = [tuple(round_of(op, pairs, size, seed)) for seed in range(size.rounds)]
         report(op, rounds)
     for pair in pairs:
         pair.side.manager.core.check()
@@ -162,13 +164,14 @@ def report(op: Op, rounds: Sequence[tuple[float, ...]]) -> None:
         statistics.median(r[i] for r in rounds) * 1e9 for i in range(4)
     )
     times = f"{ours_large:.0f} {ours_small:.0f} {bare_large:.0f} {bare_small:.0f}"
-    remark("TIME", name, f"{times} ns per chunk: ours large, small; OrderedDict large, small")
-    differences = [(r[0] - r[2], r[1] - r[3]) for r in rounds]
-    bare = [b * 1e9 for _, b in differences]
-    noise = statistics.median(abs(b - statistics.median(bare)) for b in bare)
-    if statistics.median(bare) < 3 * noise:
-        remark("NOTE", name, f"the OrderedDict's difference is noise: +-{noise:.1f} ns")
-    median_of("FLAT", name, [a / b for a, b in differences if b])
+    text = f"{times} ns per chunk: ours large, small; OrderedDict large, small"
+    remark("TIME", f"{name}.by_size", text)
+    bare = [(r[1] - r[3]) * 1e9 for r in rounds]
+    middle = statistics.median(bare)
+    noise = max(1.0, 3 * statistics.median(abs(b - middle) for b in bare))
+    if middle < noise:
+        remark("NOTE", name, f"{middle:.1f} ns is no difference: taken for {noise:.1f} ns")
+    median_of("FLAT", name, [(r[0] - r[2]) * 1e9 / max(middle, noise) for r in rounds])
 
 
 def main() -> None:
@@ -177,7 +180,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
     given = parser.parse_args()
-    gc.disable()
     measure(TINY if given.tiny else Size(rounds=given.rounds))
 
 

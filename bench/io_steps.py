@@ -17,7 +17,6 @@ garbage collector is off. Prints::
 """
 
 import argparse
-import gc
 import mmap
 import os
 import random
@@ -30,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.collector import no_collector
 from bench.lines import figure, remark
 from bench.operations import lookup_one
 from bench.sides import BATCH, TOKENS, Side, manager_over, request_keys
@@ -54,7 +54,7 @@ class Size:
     """Chunks on disk to promote, in turn: more than there are slots, so none is in host memory."""
 
 
-TINY = Size(blocks=2, steps=2, chunk_bytes=4096, slots=512, on_disk=1024)
+TINY = Size(blocks=2, steps=2, chunk_bytes=4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,19 +216,17 @@ def p99_ratio(rest: Sequence[Sequence[Step]], work: Sequence[Sequence[Step]]) ->
 def measure(root: str, size: Size) -> None:
     """Print every line."""
     bench = Bench(root, size)
-    gc.collect()
-    gc.freeze()
-    gc.disable()
     blocks: dict[bool, list[list[Step]]] = {False: [], True: []}
     work_s = 0.0
     try:
-        for n in range(size.blocks):
-            for at_work in (False, True) if n % 2 else (True, False):
-                began = time.monotonic()
-                blocks[at_work].append(bench.block(at_work))
-                bench.wait_until_idle()
-                work_s += (time.monotonic() - began) * at_work
-                bench.settle()
+        with no_collector():
+            for n in range(size.blocks):
+                for at_work in (False, True) if n % 2 else (True, False):
+                    began = time.monotonic()
+                    blocks[at_work].append(bench.block(at_work))
+                    bench.wait_until_idle()
+                    work_s += (time.monotonic() - began) * at_work
+                    bench.settle()
         remark("MODE", "io", "O_DIRECT" if "direct" in repr(bench.tier.store) else "buffered")
     finally:
         bench.close()

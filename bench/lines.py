@@ -1,8 +1,8 @@
 """The lines that every part prints, and what was hoped for.
 
-A figure is ``RATIO|FLAT|LIMIT <name> <value>``; ``SPREAD <name> <low> <high>`` are the quartiles of
-what the figure is the median of. Other words (``TIME``, ``RATE``, ``MODE``, ``NOTE``) start lines
-for people: a name, then text.
+A figure is ``RATIO|FLAT|LIMIT <name> <value>``; ``SPREAD <kind> <name> <low> <high>`` are the
+quartiles of what the figure is the median of. Other words (``TIME``, ``RATE``, ``MODE``, ``NOTE``)
+start lines for people: a name, then text.
 """
 
 import re
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 FIGURES = ("RATIO", "FLAT", "LIMIT")
 REMARKS = ("TIME", "RATE", "MODE", "NOTE")
 _FIGURE = re.compile(rf"({'|'.join(FIGURES)}) (\S+) (-?\d+(?:\.\d+)?)")
-_SPREAD = re.compile(r"SPREAD (\S+) (-?\d+\.\d+) (-?\d+\.\d+)")
+_SPREAD = re.compile(r"SPREAD (\S+ \S+) (-?\d+\.\d+) (-?\d+\.\d+)")
 
 GOALS: dict[str, tuple[str, float]] = {
     "RATIO manager.lookup_many_hit": (">=", 8.0),
@@ -30,7 +30,7 @@ GOALS: dict[str, tuple[str, float]] = {
     "RATIO ttft.disk": ("<=", 1.2),
     "FLAT io.step_p99": ("<=", 1.5),
 }
-"""By the beginning of the line; a longer beginning goes first."""
+"""By kind and name; one that ends with a dot is for all names that begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Figure:
     def goal(self) -> tuple[str, float] | None:
         """The comparison that was hoped for, if any."""
         line = f"{self.kind} {self.name}"
-        known = [start for start in GOALS if line.startswith(start)]
-        return GOALS[max(known, key=len)] if known else None
+        group = next((g for g in GOALS if g.endswith(".") and line.startswith(g)), "")
+        return GOALS.get(line) or GOALS.get(group)
 
     @property
     def reached(self) -> bool:
@@ -63,7 +63,7 @@ class Figure:
 def figure(kind: str, name: str, value: float, spread: tuple[float, float]) -> None:
     """Print a figure, and quartiles."""
     print(Figure(kind, name, value))
-    print(f"SPREAD {name} {spread[0]:.3f} {spread[1]:.3f}", flush=True)
+    print(f"SPREAD {kind} {name} {spread[0]:.3f} {spread[1]:.3f}", flush=True)
 
 
 def median_of(kind: str, name: str, values: Sequence[float]) -> None:
@@ -84,7 +84,7 @@ def figures_in(lines: Iterable[str]) -> list[Figure]:
 
 
 def spreads_in(lines: Iterable[str]) -> dict[str, tuple[float, float]]:
-    """The quartiles among ``lines``, by the name of the figure."""
+    """The quartiles among ``lines``, by kind and name of the figure."""
     found = (_SPREAD.fullmatch(line.strip()) for line in lines)
     return {m[1]: (float(m[2]), float(m[3])) for m in found if m}
 
@@ -93,6 +93,11 @@ def remarks_in(lines: Iterable[str]) -> list[tuple[str, str, str]]:
     """(kind, name, text) of the lines for people."""
     words = (line.strip().split(" ", 2) for line in lines)
     return [(w[0], w[1], w[2]) for w in words if len(w) == 3 and w[0] in REMARKS]
+
+
+def is_ours(line: str) -> bool:
+    """Whether a line begins like one of these."""
+    return line.split(" ", 1)[0] in (*FIGURES, *REMARKS, "SPREAD")
 
 
 def table(figures: Sequence[Figure]) -> str:

@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,7 @@ def _memory(name: str) -> float | None:
     return round(int(kib) / 2**20, 1) if kib else None
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def _version(module: str) -> str | None:
+    """Of the distribution that ``module`` comes from: vLLM's for the CPU has a name of its own."""
+    found = packages_distributions().get(module)
+    return version(found[0]) if found else None

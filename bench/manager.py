@@ -10,13 +10,13 @@ their own; the garbage collector is off for both. Prints for each operation::
 """
 
 import argparse
-import gc
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bench import operations
+from bench.collector import no_collector
 from bench.lines import median_of, remark
 from bench.operations import Operation, run
 from bench.sides import BATCH, Side, ours, request_keys, upstream
@@ -64,7 +64,9 @@ def compare(
     name: str, operation: Operation, sides: tuple[Side, Side], work: Work, size: Size
 ) -> None:
     """Print one operation: upstream's time over ours, in pairs; the first pair warms up."""
-    seconds = [in_turns(operation, sides, work(n), work(n)) for n in range(size.pairs + 1)][1:]
+    with no_collector():
+        turns = [in_turns(operation, sides, work(n), work(n)) for n in range(size.pairs + 1)]
+    seconds = turns[1:]
     chunks = size.requests * BATCH
     theirs, mine = (statistics.median(s) / chunks * 1e6 for s in zip(*seconds, strict=True))
     remark("TIME", f"manager.{name}", f"{mine:.3f} {theirs:.3f} us per chunk: ours, vLLM's")
@@ -75,7 +77,6 @@ def in_turns(
     operation: Operation, sides: tuple[Side, Side], *works: Sequence[Sequence[Any]]
 ) -> tuple[float, float]:
     """One pair: seconds of each side, some requests at a time, so that both meet the same noise."""
-    gc.collect()
     spent = [0.0, 0.0]
     for n, first in enumerate(range(0, len(works[0]), IN_A_ROW)):
         for i in (0, 1) if n % 2 else (1, 0):
@@ -88,8 +89,6 @@ def pair(slots: int, filled: int, policy: str = "lru") -> tuple[Side, Side]:
     sides = Side(upstream(slots, policy)), Side(ours(slots, policy))
     for side in sides:
         side.fill(filled)
-    gc.collect()
-    gc.freeze()
     return sides
 
 
@@ -122,7 +121,6 @@ def main() -> None:
     parser.add_argument("--resident", type=int, default=10_240, help="chunks in host memory")
     parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
     given = parser.parse_args()
-    gc.disable()
     measure(TINY if given.tiny else Size(given.resident, pairs=given.pairs))
 
 

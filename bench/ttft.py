@@ -17,7 +17,6 @@ measured instead. Prints::
 """
 
 import argparse
-import gc
 import mmap
 import os
 import random
@@ -31,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.collector import no_collector
 from bench.lines import median_of, remark
 
 ENVIRONMENT = {
@@ -180,13 +180,12 @@ def measure(model: str, root: str, size: Size) -> None:
         expected = engine.ask(prompt)  # a device hit: what is computed first rounds otherwise
         for place in PLACES:
             _ask(engine, place, prompt, expected)  # warms up
-        gc.collect()
-        gc.freeze()
         rounds = []
-        for n in range(size.rounds):
-            turn = n % len(PLACES)
-            order = PLACES[turn:] + PLACES[:turn]
-            rounds.append({p: _ask(engine, p, prompt, expected).seconds for p in order})
+        with no_collector():
+            for n in range(size.rounds):
+                turn = n % len(PLACES)
+                order = PLACES[turn:] + PLACES[:turn]
+                rounds.append({p: _ask(engine, p, prompt, expected).seconds for p in order})
         report(rounds, engine, expected.cached)
 
 
