@@ -96,6 +96,7 @@ class Engine:
         self.root = root
         self._engine = self.llm.llm_engine
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
+        self.vocabulary: int = self._engine.model_config.get_vocab_size()
         self._asked = 0
 
     def ask(self, prompt: Sequence[int]) -> Answer:
@@ -174,7 +175,7 @@ def running(model: str, root: str) -> Iterator[Engine]:
 def measure(model: str, root: str, size: Size) -> None:
     """Print every figure."""
     with running(model, root) as engine:
-        prompt = random.Random(0).choices(range(3, 40_000), k=size.tokens)
+        prompt = random.Random(0).choices(range(3, engine.vocabulary), k=size.tokens)
         engine.ask(prompt)
         engine.rest()
         expected = engine.ask(prompt)  # a device hit: what is computed first rounds otherwise
