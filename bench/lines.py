@@ -105,7 +105,7 @@ def table(figures: Sequence[Figure]) -> str:
     rows = [("figure", "value", "goal", "")]
     for f in figures:
         goal = "" if f.goal is None else f"{f.goal[0]} {f.goal[1]:g}"
-        rows.append((f"{f.kind} {f.name}", f"{f.value:.2f}", goal, "" if f.reached else "missed"))
+        rows.append((f"{f.kind} {f.name}", f"{f.value:.3f}", goal, "" if f.reached else "missed"))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join(
         f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip() for a, b, c, d in rows
