@@ -5,7 +5,7 @@ BIN := .venv/bin
 MODEL := .models/SmolLM2-135M-Instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test check docs clean
+.PHONY: help setup model demo test bench check docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -22,9 +22,12 @@ demo: model ## serve a real model, replay a history with and without tiers, writ
 test: model ## the whole test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+bench: model ## measure beside vLLM and the machine, write bench-results.json (10 minutes)
+	@$(BIN)/python -m bench --json bench-results.json $(BENCH_ARGS)
+
 check: setup ## lint, format, types, import rules
-	@$(BIN)/ruff check src tests scripts
-	@$(BIN)/ruff format --check src tests scripts
+	@$(BIN)/ruff check src tests scripts bench
+	@$(BIN)/ruff format --check src tests scripts bench
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
@@ -32,6 +35,6 @@ docs: setup ## write the generated tables of docs/ anew
 	@$(BIN)/python scripts/docs.py
 
 clean: ## remove results and caches (.venv and .models stay)
-	@rm -rf demo-results build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis \
+	@rm -rf demo-results bench-results.json build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis \
 		.import_linter_cache
-	@find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -116,7 +116,7 @@ def test_named_tests_exist(page: Path) -> None:
 @pytest.fixture(scope="module")
 def words() -> set[str]:
     """All words of the source, the tests and what they are configured with."""
-    files = [p for d in ("src", "tests", "scripts") for p in (ROOT / d).rglob("*.py")]
+    files = [p for d in ("src", "tests", "scripts", "bench") for p in (ROOT / d).rglob("*.py")]
     text = "\n".join(p.read_text() for p in [*files, ROOT / "pyproject.toml", ROOT / "Makefile"])
     return set(re.findall(r"\w+", text))
 

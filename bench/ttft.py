@@ -1,0 +1,272 @@
+"""Time to first token from host memory and from disk, beside a device hit of the same length.
+
+    python -m bench.ttft --model DIR [--rounds 9] [--tokens 2000] [--threads N] [--root DIR]
+
+A real vLLM on the CPU, engine and worker in this process, one request at a time. A round asks for
+the same prompt three times, in an order that turns: with its blocks in the device's prefix cache;
+with that cache reset, from host memory; with host memory reset as well, from the ``fs`` tier. It
+stops with an error unless tokens and counts of cached tokens are equal. The clock runs from
+``add_request`` to the first token. Between requests the engine rests. The model has all cores but
+one, as vLLM advises for CPUs: a team of threads that spins for a core another thread has would be
+measured instead. Prints::
+
+    MODE ttft.disk O_DIRECT|buffered, cold files
+    NOTE ttft <threads of the model, cached tokens and bytes of an answer>
+    TIME ttft.<device|host|disk> <ms>
+    RATIO ttft.<host|disk> <over the device hit of the same round: median of the rounds>
+"""
+
+import argparse
+import mmap
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.collector import no_collector
+from bench.lines import median_of, remark
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+HOST_BYTES = 1 << 28
+MODEL = ".models/SmolLM2-135M-Instruct"
+PLACES = ("device", "host", "disk")
+REST_S = 30.0
+LANES = 16
+"""Lanes of the tier that may read; its defaults."""
+IDLE_PAUSE_S = 0.001
+"""vLLM's engine process pauses this long after a step that ran no model while a request waits
+(``EngineCoreProc._process_engine_step``), so that other threads get the interpreter lock. An engine
+in the caller's process has no such loop: the one here does the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is done."""
+
+    tokens: int = 2000
+    rounds: int = 9
+
+
+TINY = Size(tokens=300, rounds=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a prompt got."""
+
+    seconds: float
+    """Until the first token."""
+    tokens: tuple[int, ...]
+    cached: int
+    """Tokens of the prompt that were not computed."""
+
+
+class Engine:
+    """A running engine with one ``fs`` tier in ``root``."""
+
+    def __init__(self, model: str, root: str) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(
+            model=model,
+            dtype="bfloat16",
+            enforce_eager=True,
+            enable_prefix_caching=True,
+            num_gpu_blocks_override=64,
+            max_model_len=4096,
+            skip_tokenizer_init=True,
+            disable_log_stats=False,
+            kv_transfer_config=_offloading(root),
+        )
+        self.root = root
+        self._engine = self.llm.llm_engine
+        self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
+        self.vocabulary: int = self._engine.model_config.get_vocab_size()
+        self._asked = 0
+
+    def ask(self, prompt: Sequence[int]) -> Answer:
+        """Run one prompt to its end."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
+        self._asked += 1
+        outputs: list[Any] = []
+        began = time.perf_counter()
+        first = 0.0
+        self._engine.add_request(str(self._asked), {"prompt_token_ids": list(prompt)}, params)
+        while self._engine.has_unfinished_requests():
+            outputs += self._engine.step()
+            if outputs and not first:
+                first = time.perf_counter() - began
+            elif not outputs:
+                time.sleep(IDLE_PAUSE_S)
+        return Answer(first, tuple(outputs[-1].outputs[0].token_ids), outputs[-1].num_cached_tokens)
+
+    def rest(self) -> None:
+        """Step until nothing is in flight."""
+        until = time.monotonic() + REST_S
+        while self._scheduler.connector.has_pending_push_work():
+            if time.monotonic() > until:
+                raise SystemExit(f"the engine does not come to rest: {self.manager!r}")
+            self._engine.step()
+
+    def leave_only(self, place: str) -> None:
+        """Let the next prompt find its chunks no nearer than ``place``."""
+        if place != "device" and not self.llm.reset_prefix_cache(reset_connector=place == "disk"):
+            raise SystemExit("the device's prefix cache could not be reset")
+
+    @property
+    def manager(self) -> Any:
+        """Our manager."""
+        return self._scheduler.connector.connector_scheduler.manager
+
+    @property
+    def direct(self) -> bool:
+        """Whether the tier goes past the page cache."""
+        return "direct" in repr(self.manager.core.tiers[0].tier.store)
+
+
+def _offloading(root: str) -> dict[str, Any]:
+    return {
+        "kv_connector": "KVTiersConnector",
+        "kv_connector_module_path": "kvtiers.engines.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": HOST_BYTES,
+            "secondary_tiers": [{"type": "fs", "root_dir": root}],
+        },
+    }
+
+
+def set_environment(threads: int) -> None:
+    """Must be called before vLLM or torch is imported."""
+    for name, value in (ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}).items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def running(model: str, root: str) -> Iterator[Engine]:
+    """An engine, gone afterwards."""
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+    engine = Engine(model, root)
+    try:
+        yield engine
+    finally:
+        engine.llm.llm_engine.engine_core.shutdown()
+        ensure_kv_transfer_shutdown()
+
+
+def measure(model: str, root: str, size: Size) -> None:
+    """Print every figure."""
+    with running(model, root) as engine:
+        prompt = random.Random(0).choices(range(3, engine.vocabulary), k=size.tokens)
+        engine.ask(prompt)
+        engine.rest()
+        expected = engine.ask(prompt)  # a device hit: what is computed first rounds otherwise
+        for place in PLACES:
+            _ask(engine, place, prompt, expected)  # warms up
+        rounds = []
+        with no_collector():
+            for n in range(size.rounds):
+                turn = n % len(PLACES)
+                order = PLACES[turn:] + PLACES[:turn]
+                rounds.append({p: _ask(engine, p, prompt, expected).seconds for p in order})
+        report(rounds, engine, expected.cached)
+
+
+def _ask(engine: Engine, place: str, prompt: Sequence[int], expected: Answer) -> Answer:
+    engine.rest()
+    engine.leave_only(place)
+    if place == "disk" and not engine.direct:
+        make_cold(engine.root)
+    answer = engine.ask(prompt)
+    if (answer.tokens, answer.cached) != (expected.tokens, expected.cached):
+        raise SystemExit(f"from {place}: {answer}, on the device: {expected}")
+    return answer
+
+
+def make_cold(root: str) -> None:
+    """Take the files under ``root`` out of the page cache."""
+    for file in Path(root).rglob("*.kvc"):
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def bare_read_seconds(engine: Engine) -> float:
+    """How long it takes to open and read the chunks on disk, a thread for each file."""
+    files = sorted(Path(engine.root).rglob("*.kvc"))
+    memory = [mmap.mmap(-1, file.stat().st_size) for file in files]
+    if not engine.direct:
+        make_cold(engine.root)
+
+    def read(file: Path, into: mmap.mmap) -> None:
+        fd = os.open(file, os.O_RDONLY | (os.O_DIRECT if engine.direct else 0))
+        os.preadv(fd, [into], 0)
+        os.close(fd)
+
+    for each in memory:
+        each[:] = bytes(len(each))  # so that no page has to be made while it reads
+    with ThreadPoolExecutor(LANES) as lanes:
+        list(lanes.map(lambda n: None, range(LANES)))  # the threads are there
+        began = time.perf_counter()
+        list(lanes.map(read, files, memory))
+        return time.perf_counter() - began
+
+
+def report(rounds: Sequence[dict[str, float]], engine: Engine, cached: int) -> None:
+    """Print the lines."""
+    import torch
+
+    remark("MODE", "ttft.disk", "O_DIRECT" if engine.direct else "buffered, cold files")
+    stored = sum(f.stat().st_size for f in Path(engine.root).rglob("*.kvc"))
+    bare = statistics.median(bare_read_seconds(engine) for _ in rounds) * 1e3
+    remark(
+        "NOTE",
+        "ttft",
+        f"{torch.get_num_threads()} threads; {cached} cached tokens in every answer; their files "
+        f"have {stored / 1e6:.1f} MB, which a bare loop on as many lanes reads in {bare:.1f} ms",
+    )
+    for place in PLACES:
+        remark(
+            "TIME", f"ttft.{place}", f"{statistics.median(r[place] for r in rounds) * 1e3:.2f} ms"
+        )
+    for place in PLACES[1:]:
+        median_of("RATIO", f"ttft.{place}", [r[place] / r["device"] for r in rounds])
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default=MODEL, help="folder of a checkpoint")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
+    parser.add_argument("--root", default=tempfile.gettempdir(), help="where to make a folder")
+    parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvtiers-bench-", dir=given.root) as root:
+        size = TINY if given.tiny else Size(given.tokens, given.rounds)
+        set_environment(given.threads)
+        measure(str(Path(given.model).resolve()), root, size)
+
+
+if __name__ == "__main__":
+    main()

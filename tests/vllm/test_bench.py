@@ -1,0 +1,82 @@
+"""Every figure of ``make bench``, at a size that proves nothing: names, format, sound numbers."""
+
+import math
+
+from bench import flat, fs_files, io_steps, manager, ttft
+from bench.lines import figures_in, is_ours, remarks_in, spreads_in
+
+OPERATIONS = (
+    "lookup_many_hit",
+    "lookup_one_hit",
+    "lookup_one_miss",
+    "store",
+    "load",
+    "touch",
+    "store_evict",
+    "arc_store_evict",
+)
+
+
+def printed(capsys):
+    """The lines since the last call, each of which must be of a kind that is known."""
+    lines = capsys.readouterr().out.splitlines()
+    assert all(is_ours(line) for line in lines), lines
+    return lines
+
+
+def figures_of(lines):
+    found = {f"{f.kind} {f.name}": f.value for f in figures_in(lines)}
+    assert all(math.isfinite(value) for value in found.values()), found
+    positive = {name: value for name, value in found.items() if not name.startswith("FLAT manager")}
+    assert all(value > 0 for value in positive.values()), found
+    return found
+
+
+def test_manager_beside_upstream(capsys):
+    manager.measure(manager.TINY)
+    lines = printed(capsys)
+    found = figures_of(lines)
+    assert found.keys() >= {f"RATIO manager.{op}" for op in OPERATIONS}
+    assert found.keys() == spreads_in(lines).keys()
+
+
+def test_manager_beside_a_bare_dictionary(capsys):
+    flat.measure(flat.TINY)
+    operations = ("lookup_hit", "lookup_miss", "touch", "load", "store_evict")
+    assert figures_of(printed(capsys)).keys() == {f"FLAT manager.{op}" for op in operations}
+
+
+def test_fs_files(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(fs_files, "bytes_per_measurement", lambda chunk_bytes: 1 << 22)
+    fs_files.measure_transfers(str(tmp_path / "moves"), "512KiB", 2)
+    monkeypatch.setattr(fs_files, "LOOKUP_KEYS", 2048)
+    fs_files.measure_lookups(str(tmp_path / "lookups"), 2)
+    lines = printed(capsys)
+    assert figures_of(lines).keys() == {
+        "RATIO fs.files.write.512KiB",
+        "LIMIT fs.files.write.512KiB",
+        "RATIO fs.files.read.512KiB",
+        "LIMIT fs.files.read.512KiB",
+        "RATIO fs.files.lookup",
+    }
+    assert "fs.files" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
+
+
+def test_steps_at_work(capsys, tmp_path):
+    io_steps.measure(str(tmp_path), io_steps.TINY)
+    lines = printed(capsys)
+    assert figures_of(lines).keys() == {"FLAT io.step_p99"}
+    assert "io" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
+
+
+def test_time_to_first_token(capsys, tmp_path, checkpoint):
+    ttft.measure(str(checkpoint("llama")), str(tmp_path), ttft.TINY)
+    lines = [line for line in capsys.readouterr().out.splitlines() if is_ours(line)]
+    assert figures_of(lines).keys() == {"RATIO ttft.host", "RATIO ttft.disk"}
+    assert "ttft.disk" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
+
+
+def test_cold_files_can_still_be_read(tmp_path):
+    (tmp_path / "a.kvc").write_bytes(b"x")
+    ttft.make_cold(str(tmp_path))
+    assert (tmp_path / "a.kvc").read_bytes() == b"x"
