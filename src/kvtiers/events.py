@@ -6,7 +6,7 @@ scheduler thread, at a third of the cost of a frozen dataclass. Tier names are l
 """
 
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from kvtiers.chunks import Key
@@ -20,7 +20,7 @@ def tier_label(position: int, name: str) -> str:
     return f"{position}:{name}"
 
 
-class Hop(Enum):
+class Hop(StrEnum):
     """The four ways bytes move."""
 
     STORE = "store"
@@ -29,7 +29,7 @@ class Hop(Enum):
     LOAD = "load"
 
 
-class Reason(Enum):
+class Reason(StrEnum):
     """Why a chunk left a tier, or why one was not taken."""
 
     EVICTED = "evicted"

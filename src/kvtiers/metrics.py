@@ -71,7 +71,7 @@ class Metrics:
         """Raise AssertionError naming the broken invariant."""
         for (hop, tier), (jobs, chunks) in self.active.items():
             fit = 0 < jobs <= chunks or jobs == chunks == 0
-            assert fit, f"{hop.value} of {tier}: {jobs} jobs with {chunks} chunks are in flight"
+            assert fit, f"{hop} of {tier}: {jobs} jobs with {chunks} chunks are in flight"
         assert all(n >= 0 for n in self._sample.counters.values()), "a counter went down"
 
     def __repr__(self) -> str:
@@ -93,10 +93,10 @@ class Metrics:
         self._sample.counters["stored", (e.tier,)] += len(e.keys)
 
     def _removed(self, e: ChunksRemoved) -> None:
-        self._sample.counters["removed", (e.tier, e.reason.value)] += len(e.keys)
+        self._sample.counters["removed", (e.tier, e.reason)] += len(e.keys)
 
     def _declined(self, e: ChunksDeclined) -> None:
-        self._sample.counters["declined", (e.hop.value, e.tier, e.reason.value)] += e.chunks
+        self._sample.counters["declined", (e.hop, e.tier, e.reason)] += e.chunks
 
     def _started(self, e: TransferStarted) -> None:
         active = self.active.setdefault((e.hop, e.tier), [0, 0])
@@ -109,15 +109,15 @@ class Metrics:
         active[1] -= e.done + e.failed
         counters = self._sample.counters
         if e.failed:
-            reason = e.reason.value if e.reason else "failed"
-            counters["jobs_failed", (e.hop.value, e.tier, reason)] += 1
-            counters["chunks_failed", (e.hop.value, e.tier, reason)] += e.failed
+            reason = e.reason if e.reason else "failed"
+            counters["jobs_failed", (e.hop, e.tier, reason)] += 1
+            counters["chunks_failed", (e.hop, e.tier, reason)] += e.failed
         if e.done:
-            counters["bytes", (e.hop.value, e.tier)] += e.bytes
-            counters["seconds", (e.hop.value, e.tier)] += e.seconds
+            counters["bytes", (e.hop, e.tier)] += e.bytes
+            counters["seconds", (e.hop, e.tier)] += e.seconds
 
     def _copies_failed(self, e: CopiesFailed) -> None:
-        self._sample.counters["chunks_failed", (e.hop.value, e.tier, "failed")] += e.chunks
+        self._sample.counters["chunks_failed", (e.hop, e.tier, "failed")] += e.chunks
 
     def _offered(self, e: StoreOffered) -> None:
         self._sample.observations["store_offered", ()].append(e.chunks)

@@ -5,8 +5,9 @@ A step is: ``poll`` (once, before anything is asked), any number of lookups, sto
 seconds and comes from the caller. All calls come from one thread.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvtiers.chunks import ChunkLayout, Key, Lookup, OffloadPolicy, RequestContext
 from kvtiers.core.attached import AttachedTier
@@ -35,8 +36,7 @@ class ManagerOptions:
     """A tier that has not reported a job by then has failed it; its memory is not used again."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostUse:
+class HostUse(NamedTuple):
     """Host slots by what they are doing."""
 
     slots: int
@@ -192,6 +192,11 @@ class TieringManager:
         self.room_epoch += 1
         if stored and self.tiers:
             self._cascades.offer(stored)
+
+    @property
+    def storing(self) -> Mapping[Key, int]:
+        """Slots that copies from the accelerator fill, in the order in which they were reserved."""
+        return self._index.filling
 
     def touch(self, keys: Sequence[Key]) -> None:
         """These chunks were used where this object does not see it, e.g. on the accelerator."""

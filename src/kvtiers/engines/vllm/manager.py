@@ -41,6 +41,8 @@ M = TypeVar("M", bound=Callable[..., Any])
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS
 _SAMPLE_EVERY = 32
 """One lookup in so many is timed: reading the clock costs as much as a hit."""
+_FEW = 4
+"""To walk over so many chunks costs less than to sort one by the request's book of positions."""
 _ORPHAN_STEPS = 4
 """Steps after a reset by which a worker has surely flushed, where the engine does not tell."""
 
@@ -193,9 +195,10 @@ class VllmManager(OffloadingManager):
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
         """The copies ended, well unless ``note_failed_store`` was called for these chunks."""
-        names = _ours(keys)
         if isinstance(keys, set | frozenset):
-            names = _prefix_order(names, req_context)
+            names = self._stored_in_order(keys, req_context)
+        else:
+            names = _ours(keys)
         failed: Collection[Key] = () if success else names
         if self._failed_stores:
             failed = [k for k in names if not success or k in self._failed_stores]
@@ -253,7 +256,7 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: None)
     def get_stats(self) -> Any:
         """What gathered since the last call, under vLLM's metric names."""
-        return self._stats.take(self.core.use)
+        return self._stats.take(self.core.use, self._clock())
 
     # -- new in vLLM 0.33 ------------------------------------------------------------------------
 
@@ -310,6 +313,13 @@ class VllmManager(OffloadingManager):
         return f"<VllmManager{' INERT' if self.inert else ''} {self.core!r}>"
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _stored_in_order(self, keys: Collection[OffloadKey], req_context: ReqContext) -> list[Key]:
+        """Chunks by the prefix they end; slots were reserved in that order."""
+        storing = self.core.storing
+        if len(storing) <= _FEW * len(keys):
+            return [key for key in storing if key in keys]
+        return _prefix_order(_ours(keys), req_context)
 
     def _begin_step(self) -> None:
         self._polled = True
@@ -374,5 +384,8 @@ def _theirs(keys: list[Key]) -> list[OffloadKey]:
 
 def _prefix_order(keys: list[Key], req_context: ReqContext) -> list[Key]:
     """Chunks by the prefix they end: vLLM gives them group by group, or in no order at all."""
-    end_of = req_context.get_offload_key_position
-    return sorted(keys, key=lambda k: end_of(OffloadKey(k)) or 0)
+    end_of: Any = req_context.get_offload_key_position
+    try:
+        return sorted(keys, key=end_of)
+    except TypeError:  # it does not know all of them
+        return sorted(keys, key=lambda key: end_of(key) or 0)

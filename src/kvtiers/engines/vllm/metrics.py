@@ -4,6 +4,8 @@ vLLM asserts that every metric it is sent was declared, in the API server's proc
 ``StatsExporter`` sends and what ``definitions`` declares are therefore made from the same table.
 """
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +21,7 @@ from vllm.v1.kv_offload.base import (
 
 from kvtiers.core.manager import HostUse
 from kvtiers.events import Hop, Reason
-from kvtiers.metrics import Metrics
+from kvtiers.metrics import Labels, Metrics
 
 _CPU = "vllm:kv_offload_cpu_"
 _TIERING = "vllm:kv_offload_tiering_"
@@ -151,13 +153,18 @@ _TIER_GAUGES = {
     _TIERING + "active_cascade_jobs": "Cascade jobs in flight.",
 }
 _HOST_BYTES = _OURS + "host_bytes"
+_HOST_STATES = ("capacity", "resident", "pinned", "filling")
+_NONE = (0, 0)
+
+GAUGE_INTERVAL_S = 0.1
+"""How often gauges in motion are sent; nobody scrapes them more often than that."""
 _NO_ROOM = _TIERING + "promotion_allocation_failures"
 _SKIPPED = "vllm:kv_offload_stores_skipped"
 _DROPPED = _TIERING + "backpressure_blocks_dropped"
-_DECLINED = {
-    (Hop.PROMOTE.value, Reason.NO_ROOM.value): _NO_ROOM,
-    (Hop.STORE.value, Reason.THRESHOLD.value): _SKIPPED,
-    (Hop.CASCADE.value, Reason.EVICTED.value): _DROPPED,
+_DECLINED: dict[tuple[str, str], str] = {
+    (Hop.PROMOTE, Reason.NO_ROOM): _NO_ROOM,
+    (Hop.STORE, Reason.THRESHOLD): _SKIPPED,
+    (Hop.CASCADE, Reason.EVICTED): _DROPPED,
 }
 """vLLM's counters of declined chunks, by hop and reason."""
 
@@ -177,7 +184,7 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
     for name, doc in _TIER_GAUGES.items():
         found[name] = OffloadingGaugeMetadata(documentation=doc, labelnames=("tier",))
     found[_HOST_BYTES] = OffloadingGaugeMetadata(
-        documentation="Bytes of host memory: capacity, resident, pinned, filling.",
+        documentation=f"Bytes of host memory: {', '.join(_HOST_STATES)}.",
         labelnames=("state",),
     )
     found[_NO_ROOM] = OffloadingCounterMetadata(
@@ -201,56 +208,77 @@ class StatsExporter:
         self._metrics = metrics
         self._tiers = tuple(tiers)
         self._slot_bytes = slot_bytes
+        self._gauges = (
+            *((name, ()) for name in _GAUGES),
+            *((_HOST_BYTES, (state,)) for state in _HOST_STATES),
+            *((name, (tier,)) for tier in tiers for name in _TIER_GAUGES),
+        )
+        self._sent: list[float | None] = [None] * len(self._gauges)
+        """Their values as last sent: one that stands still is not sent again in every step."""
+        self._sent_at = -math.inf
 
-    def take(self, use: HostUse) -> OffloadingConnectorStats:
-        """What gathered since the last call, and how things stand now."""
+    def take(self, use: HostUse, now: float) -> OffloadingConnectorStats:
+        """What gathered since the last call, and gauges that moved.
+
+        While transfers are in flight gauges move in every step: then they are sampled.
+        """
         stats = OffloadingConnectorStats()
         sample = self._metrics.take()
         for (name, labels), value in sample.counters.items():
-            self._count(stats, name, labels, value)
+            for theirs, picked in _destinations(name, labels):
+                stats.increase_counter(theirs, value, picked)
         for (name, labels), values in sample.observations.items():
             for value in values:
                 stats.observe_histogram(_OBSERVATIONS[name][0], value, labels)
-        self._stand(stats, use)
+        at_rest = not (use.pinned or use.filling)
+        if at_rest or now - self._sent_at >= GAUGE_INTERVAL_S:
+            self._send_gauges(stats, self._standing(use), now)
         return stats
 
-    def _count(
-        self, stats: OffloadingConnectorStats, name: str, labels: tuple[str, ...], value: float
+    def _send_gauges(
+        self, stats: OffloadingConnectorStats, standing: list[float | None], now: float
     ) -> None:
-        for counter in _COUNTERS:
-            if counter.ours == name and counter.hop in (None, _hop(labels)):
-                picked = tuple(labels[i] for i in counter.pick)
-                stats.increase_counter(counter.theirs, value, picked)
-        if name == "declined":
-            hop, tier, reason = labels
-            theirs = _DECLINED.get((hop, reason))
-            if theirs is not None:
-                stats.increase_counter(theirs, value, (tier,) if theirs == _DROPPED else ())
+        if standing == self._sent:
+            return
+        for (name, labels), value, sent in zip(self._gauges, standing, self._sent, strict=True):
+            if value != sent:
+                stats.set_gauge(name, value, labels)
+        self._sent, self._sent_at = standing, now
 
-    def _stand(self, stats: OffloadingConnectorStats, use: HostUse) -> None:
-        slots = use.slots or 1
-        for name, used in zip(
-            _GAUGES, (use.pinned + use.filling, use.filling, use.pinned), strict=True
-        ):
-            stats.set_gauge(name, used / slots)
-        for state, used in (
-            ("capacity", use.slots),
-            ("resident", use.resident),
-            ("pinned", use.pinned),
-            ("filling", use.filling),
-        ):
-            stats.set_gauge(_HOST_BYTES, used * self._slot_bytes, (state,))
+    def _standing(self, use: HostUse) -> list[float | None]:
+        """The values of the gauges, in their order."""
+        slots, size = use.slots or 1, self._slot_bytes
+        values: list[float | None] = [
+            (use.pinned + use.filling) / slots,
+            use.filling / slots,
+            use.pinned / slots,
+            use.slots * size,
+            use.resident * size,
+            use.pinned * size,
+            use.filling * size,
+        ]
         for tier in self._tiers:
-            promoting = self._metrics.active.get((Hop.PROMOTE, tier), (0, 0))
-            cascading = self._metrics.active.get((Hop.CASCADE, tier), (0, 0))
-            values = (promoting[1] / slots, cascading[1] / slots, promoting[0], cascading[0])
-            for name, value in zip(_TIER_GAUGES, values, strict=True):
-                stats.set_gauge(name, value, (tier,))
+            promoting = self._metrics.active.get((Hop.PROMOTE, tier), _NONE)
+            cascading = self._metrics.active.get((Hop.CASCADE, tier), _NONE)
+            values += (promoting[1] / slots, cascading[1] / slots, promoting[0], cascading[0])
+        return values
 
     def __repr__(self) -> str:
         tiers = ", ".join(self._tiers) or "no tiers"
         return f"<StatsExporter: {tiers}, slots of {self._slot_bytes} bytes>"
 
 
-def _hop(labels: tuple[str, ...]) -> Hop | None:
-    return Hop(labels[0]) if labels[0] in (h.value for h in Hop) else None
+@functools.cache
+def _destinations(name: str, labels: Labels) -> tuple[tuple[str, Labels], ...]:
+    """Counters of vLLM, with their labels, that a counter of ours feeds."""
+    found = [
+        (counter.theirs, tuple(str(labels[i]) for i in counter.pick))
+        for counter in _COUNTERS
+        if counter.ours == name and (counter.hop is None or counter.hop == labels[0])
+    ]
+    if name == "declined":
+        hop, tier, reason = labels
+        theirs = _DECLINED.get((hop, reason))
+        if theirs is not None:
+            found.append((theirs, (tier,) if theirs == _DROPPED else ()))
+    return tuple(found)

@@ -54,10 +54,11 @@ class KeyQueue:
             met = self._first(min(count - len(taken), unseen))
             unseen -= len(met)
             stay = staying(met)
-            self._order.extend(key for key in met if key in stay)
-            leaving = [key for key in met if key not in stay] if stay else met
-            self._keys.difference_update(leaving)
-            taken += leaving
+            if stay:
+                self._order.extend(key for key in met if key in stay)
+                met = [key for key in met if key not in stay]
+            self._keys.difference_update(met)
+            taken += met
         return taken
 
     def isdisjoint(self, keys: Sequence[Key]) -> bool:

@@ -66,10 +66,11 @@ def take_oldest(order: OrderedDict[Key, None], count: int, staying: Staying) -> 
         met = list(islice(order, min(count - len(taken), unseen)))
         unseen -= len(met)
         stay = staying(met)
-        for key in met:
-            if key in stay:
+        if stay:
+            for key in [key for key in met if key in stay]:
                 order.move_to_end(key)
-            else:
-                del order[key]
-        taken += [key for key in met if key not in stay] if stay else met
+            met = [key for key in met if key not in stay]
+        for key in met:
+            del order[key]
+        taken += met
     return taken

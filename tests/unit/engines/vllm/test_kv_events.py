@@ -3,9 +3,7 @@ from vllm.v1.kv_offload.base import Medium
 
 from kvtiers.chunks import make_key
 from kvtiers.engines.vllm.events import KVEvents, Place
-from kvtiers.engines.vllm.metrics import StatsExporter
 from kvtiers.events import PRIMARY, ChunksStored
-from kvtiers.metrics import Metrics
 
 KEYS = (make_key(b"a" * 32, 0), make_key(b"b" * 32, 0))
 
@@ -28,10 +26,3 @@ def test_events_that_are_off_gather_nothing() -> None:
     events._pending.append(object())
     with pytest.raises(AssertionError, match="events are off and some are pending"):
         events.check()
-
-
-def test_the_exporter_shows_whose_numbers_it_sends() -> None:
-    assert repr(StatsExporter(Metrics(), ["1:fs", "2:memory"], 4096)) == (
-        "<StatsExporter: 1:fs, 2:memory, slots of 4096 bytes>"
-    )
-    assert "no tiers" in repr(StatsExporter(Metrics(), [], 4096))

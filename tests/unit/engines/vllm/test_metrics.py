@@ -1,0 +1,66 @@
+from typing import Any
+
+from kvtiers.core.manager import HostUse
+from kvtiers.engines.vllm.metrics import GAUGE_INTERVAL_S, StatsExporter, definitions
+from kvtiers.events import PRIMARY, ChunksDeclined, ChunksStored, Hop, Reason, TransferStarted
+from kvtiers.metrics import Metrics
+
+REST = HostUse(slots=10, resident=4, filling=0, pinned=0, orphaned=0)
+BUSY = HostUse(slots=10, resident=4, filling=1, pinned=2, orphaned=0)
+USAGE, BYTES = "vllm:kv_offload_cpu_cache_usage_perc", "vllm:kvtiers_host_bytes"
+
+
+def sent(exporter: StatsExporter, use: HostUse, now: float) -> dict[str, dict[Any, float]]:
+    """The payload: values by labels by name."""
+    (values,) = (v for k, v in exporter.take(use, now).data.items() if "data" in str(k).lower())
+    return dict(values)
+
+
+def test_it_shows_whose_numbers_it_sends() -> None:
+    assert repr(StatsExporter(Metrics(), ["1:fs", "2:memory"], 4096)) == (
+        "<StatsExporter: 1:fs, 2:memory, slots of 4096 bytes>"
+    )
+    assert "no tiers" in repr(StatsExporter(Metrics(), [], 4096))
+
+
+def test_a_gauge_is_sent_when_it_moves() -> None:
+    exporter = StatsExporter(Metrics(), ["1:fs"], 100)
+    first = sent(exporter, REST, 0.0)
+    assert first[BYTES] == {
+        ("capacity",): 1000, ("resident",): 400, ("pinned",): 0, ("filling",): 0,
+    }  # fmt: skip
+    assert sent(exporter, REST, 0.0) == {}
+    assert sent(exporter, REST._replace(resident=5), 0.0) == {BYTES: {("resident",): 500}}
+
+
+def test_gauges_in_motion_are_sampled_and_the_end_of_motion_is_sent_at_once() -> None:
+    exporter = StatsExporter(Metrics(), [], 100)
+    sent(exporter, REST, 0.0)
+    assert sent(exporter, BUSY, GAUGE_INTERVAL_S / 2) == {}
+    assert sent(exporter, BUSY, GAUGE_INTERVAL_S)[USAGE] == {(): 0.3}
+    assert sent(exporter, BUSY._replace(pinned=3), GAUGE_INTERVAL_S * 1.5) == {}
+    assert sent(exporter, REST, GAUGE_INTERVAL_S * 1.6)[USAGE] == {(): 0.0}
+
+
+def test_counters_go_to_every_counter_that_they_feed_as_plain_text() -> None:
+    metrics = Metrics()
+    exporter = StatsExporter(metrics, ["1:fs"], 100)
+    sent(exporter, REST, 0.0)
+    metrics(ChunksStored(PRIMARY, (b"a", b"b")))  # type: ignore[arg-type]
+    metrics(ChunksDeclined(Hop.CASCADE, "1:fs", 3, Reason.EVICTED))
+    payload = sent(exporter, REST, 0.0)
+    assert payload["vllm:kvtiers_chunks_stored"] == {("0:primary",): 2}
+    assert payload["vllm:kvtiers_chunks_declined"] == {("cascade", "1:fs", "evicted"): 3}
+    assert payload["vllm:kv_offload_tiering_backpressure_blocks_dropped"] == {("1:fs",): 3}
+    texts = [type(t) for labels in payload.values() for label in labels for t in label]
+    assert set(texts) == {str}, "an enum does not travel between processes as text"
+    assert payload.keys() <= definitions().keys()
+
+
+def test_jobs_in_flight_are_shown_by_tier() -> None:
+    metrics = Metrics()
+    exporter = StatsExporter(metrics, ["1:fs"], 100)
+    metrics(TransferStarted(Hop.CASCADE, "1:fs", 2))
+    payload = sent(exporter, BUSY, 0.0)
+    assert payload["vllm:kv_offload_tiering_active_cascade_jobs"] == {("1:fs",): 1}
+    assert payload["vllm:kv_offload_tiering_primary_read_usage_perc"] == {("1:fs",): 0.2}
