@@ -145,11 +145,20 @@ def running(model: Path, **options: Any) -> Iterator[Engine]:
         _remove_what_vllm_left(before)
 
 
-def _remove_what_vllm_left(before: set[str]) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_in_shared_memory() -> Iterator[None]:
+    """What an engine that was refused still had mapped, its traceback for one, goes at the end."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    _remove_what_vllm_left(before, even_if_used_by=(os.getpid(),))
+
+
+def _remove_what_vllm_left(before: set[str], even_if_used_by: Sequence[int] = ()) -> None:
     """With several ranks vLLM leaves its own queues and semaphores in shared memory."""
     new = {n for n in set(os.listdir("/dev/shm")) - before if n.startswith(("psm_", "sem.mp-"))}
     if new:
-        used = {inode for process in Path("/proc").glob("[0-9]*") for inode in _mapped(process)}
+        others = {p for p in Path("/proc").glob("[0-9]*") if int(p.name) not in even_if_used_by}
+        used = {inode for process in others for inode in _mapped(process)}
         for name in new:
             file = Path("/dev/shm", name)
             with contextlib.suppress(FileNotFoundError):
