@@ -53,11 +53,11 @@ def _io(given: argparse.Namespace) -> list[list[str]]:
 
 
 PARTS: dict[str, Commands] = {"manager": _manager, "ttft": _ttft, "io": _io, "fs": _fs}
-"""The disk last: what it writes is written back in its own time."""
+"""``fs`` last: the gigabytes it writes are written back in their own time."""
 
 
 def run(command: Sequence[str]) -> tuple[list[str], int]:
-    """The lines that a module prints, shown as they come, and how it ended; why, if badly."""
+    """The lines that a module prints, shown as they come, and its exit code; on failure its last errors go to stderr."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=errors, text=True

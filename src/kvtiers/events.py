@@ -2,7 +2,8 @@
 
 Events are per batch, never per chunk, and named tuples: several are made for each batch on the
 scheduler thread, at a third of the cost of a frozen dataclass. Tier names are labels such as
-``0:primary`` or ``1:fs``.
+``0:primary`` or ``1:fs``. Being tuples, two events of different kinds can be equal: look at the
+type first.
 """
 
 from collections.abc import Callable
@@ -112,7 +113,7 @@ class CopiesFailed(NamedTuple):
 
 
 class StoreOffered(NamedTuple):
-    """``count`` absent chunks asked for room in host memory at once."""
+    """``chunks`` absent chunks asked for room in host memory at once."""
 
     chunks: int
 

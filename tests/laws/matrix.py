@@ -1,4 +1,4 @@
-"""Runs every law against every saboteur; ``python -m laws.matrix`` in ``tests`` prints it."""
+"""Runs every law against every saboteur; ``python -m tests.laws.matrix`` prints it."""
 
 import sys
 import tempfile

@@ -73,11 +73,11 @@ class AttachedTier:
 
     def submit_store(self, job: Job) -> bool:
         """Whether the tier took a cascade."""
-        return self._submit("submit_store", lambda: self.tier.submit_store(job))
+        return self._submit("submit_store", lambda: bool(self.tier.submit_store(job)))
 
     def submit_load(self, job: Job) -> bool:
         """Whether the tier took a promotion."""
-        return self._submit("submit_load", lambda: self.tier.submit_load(job))
+        return self._submit("submit_load", lambda: bool(self.tier.submit_load(job)))
 
     def finished(self) -> list[JobOutcome | JobReleased]:
         """What ended since the last call."""
@@ -120,7 +120,8 @@ class AttachedTier:
         """Whether the tier needs more steps."""
         if self._pending is None or self._fenced:
             return False
-        return bool(self._guard("has_pending_work", self._pending.has_pending_work, False))
+        hook = self._pending.has_pending_work
+        return self._guard("has_pending_work", lambda: bool(hook()), False)
 
     def take_events(self) -> list[Event]:
         """What the tier reports of its contents."""
@@ -131,7 +132,7 @@ class AttachedTier:
 
     def drain_jobs(self, deadline_s: float) -> bool:
         """Whether the tier came to rest in time."""
-        return bool(self._guard("drain_jobs", lambda: self.tier.drain_jobs(deadline_s), False))
+        return self._guard("drain_jobs", lambda: bool(self.tier.drain_jobs(deadline_s)), False)
 
     def shutdown(self, deadline_s: float) -> None:
         """Stop the tier."""
@@ -142,7 +143,7 @@ class AttachedTier:
         return self.now < self._fenced_until
 
     def _submit(self, name: str, submit: Callable[[], bool]) -> bool:
-        return False if self._fenced else bool(self._guard(name, submit, False))
+        return False if self._fenced else self._guard(name, submit, False)
 
     def _guard(
         self,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from kvtiers.chunks import Key
 from kvtiers.core.attached import AttachedTier
 from kvtiers.core.ledger import Flight, Ledger
-from kvtiers.core.promote import reason_of
+from kvtiers.core.outcomes import finished_event
 from kvtiers.core.queue import ChunkQueue
-from kvtiers.events import ChunksDeclined, Hop, Reason, Sink, TransferFinished, TransferStarted
+from kvtiers.events import ChunksDeclined, Hop, Reason, Sink, TransferStarted
 from kvtiers.tiers.base import Job, JobKind, JobOutcome
 from kvtiers.tiers.views import ChunkViews
 
@@ -88,15 +88,15 @@ class Cascades:
         """These chunks are resident in host memory; the tier ``source`` has them already."""
         for tier, backlog in self._backlogs.items():
             if tier is not source and (only is None or tier in only):
-                backlog.queue.add(keys)
+                parked = backlog.parked
+                backlog.queue.add([k for k in keys if k not in parked] if parked else keys)
 
     def departed(self, keys: Sequence[Key]) -> None:
         """These chunks left host memory: what was not sent by now is lost to the tiers below."""
         for tier, backlog in self._backlogs.items():
             lost = list(backlog.queue.discard(keys))
             if backlog.parked:
-                parked = [k for k in keys if backlog.parked.pop(k, None) is not None]
-                lost += [k for k in parked if k not in lost]
+                lost += [k for k in keys if backlog.parked.pop(k, None) is not None]
             if lost:
                 for key in lost:
                     backlog.attempts.pop(key, None)
@@ -132,19 +132,8 @@ class Cascades:
             backlog.pauses = 0
             if backlog.refusals:
                 backlog.paused_until = now  # a job's room came free
-        reason = reason_of([e.kind for e in outcome.failed.values()]) if failed else None
         done = len(flight.keys) - len(failed)
-        self._emit(
-            TransferFinished(
-                Hop.CASCADE,
-                flight.tier.label,
-                done,
-                len(failed),
-                outcome.bytes,
-                outcome.seconds,
-                reason,
-            )
-        )
+        self._emit(finished_event(flight, outcome, done, len(failed)))
 
     def let_go(self, flight: Flight) -> None:
         """The tier no longer touches the slots of a job."""
@@ -215,6 +204,7 @@ class Cascades:
             if attempts < ATTEMPTS:
                 backlog.queue.add((key,))
             else:
+                backlog.queue.discard((key,))  # it was offered again meanwhile
                 backlog.parked[key] = now + self._options.park_s
 
     def check(self) -> None:
@@ -224,6 +214,10 @@ class Cascades:
         flights = [f for f in pinning if f.hop is Hop.CASCADE]
         for tier, backlog in self._backlogs.items():
             backlog.queue.check()
+            twice = [k for k in backlog.queue if k in backlog.parked]
+            assert not twice, (
+                f"{len(twice)} chunks of {tier.label} are both parked and queued"
+            )
             pinned = sum(len(f.slots) for f in flights if f.tier is tier)
             assert backlog.pinned == pinned, f"pinned slots of {tier.label} do not add up"
             assert pinned <= self._options.max_pinned_slots, f"{tier.label} pins beyond its share"

@@ -7,12 +7,20 @@ the index keeps it held, or orphaned, until the ledger is told that the toucher 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvtiers.chunks import Key, RequestContext
 from kvtiers.core.attached import AttachedTier
-from kvtiers.events import Hop
+from kvtiers.events import Hop, Reason
 from kvtiers.host.index import HostIndex
 from kvtiers.tiers.views import ChunkViews
+
+
+class Departed(Protocol):
+    """Told when chunks leave host memory."""
+
+    def __call__(self, keys: Sequence[Key], reason: Reason) -> None:
+        """``keys`` are resident no more."""
 
 
 @dataclass(slots=True)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from kvtiers.chunks import Key
-from kvtiers.core.ledger import Ledger, Request
-from kvtiers.core.store import Departed
+from kvtiers.core.ledger import Departed, Ledger, Request
 from kvtiers.events import PRIMARY, CopiesFailed, Hop, Reason, Sink
 
 NO_SLOT = -1

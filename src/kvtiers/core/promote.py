@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from kvtiers.chunks import Key, Lookup
 from kvtiers.core.attached import AttachedTier
-from kvtiers.core.ledger import Asked, Flight, Ledger, Request
-from kvtiers.core.store import Departed
-from kvtiers.errors import Kind
+from kvtiers.core.ledger import Asked, Departed, Flight, Ledger, Request
+from kvtiers.core.outcomes import finished_event
 from kvtiers.events import (
     PRIMARY,
     ChunksDeclined,
@@ -22,7 +21,6 @@ from kvtiers.events import (
     LookupTimed,
     Reason,
     Sink,
-    TransferFinished,
     TransferStarted,
 )
 from kvtiers.tiers.base import Job, JobKind, JobOutcome
@@ -113,7 +111,7 @@ class Promotions:
             self._emit(ChunksStored(PRIMARY, tuple(stored)))
         if request is not None:
             self._landed(request, flight, stored, failed)
-        self._emit(_finished_event(flight, outcome, len(done), len(failed)))
+        self._emit(finished_event(flight, outcome, len(done), len(failed)))
         return tuple(stored)
 
     def expire(self, now: float) -> None:
@@ -264,7 +262,7 @@ class Promotions:
         self._index.settle(flight.keys, flight.slots, flight.keys)
         self._landed(request, flight, (), flight.keys)
         refused = JobOutcome(job_id, ())
-        self._emit(_finished_event(flight, refused, 0, len(flight.keys), Reason.PRESSURE))
+        self._emit(finished_event(flight, refused, 0, len(flight.keys), Reason.PRESSURE))
 
     def _landed(
         self, request: Request, flight: Flight, stored: Sequence[Key], failed: Sequence[Key]
@@ -277,26 +275,3 @@ class Promotions:
         for key in failed:
             request.origin.pop(key, None)
             request.asked[key] = Asked(flight.tier.position, None)
-
-
-def _finished_event(
-    flight: Flight, outcome: JobOutcome, done: int, failed: int, reason: Reason | None = None
-) -> TransferFinished:
-    if reason is None and failed:
-        reason = reason_of([e.kind for e in outcome.failed.values()])
-    return TransferFinished(
-        flight.hop, flight.tier.label, done, failed, outcome.bytes, outcome.seconds, reason
-    )
-
-
-def reason_of(kinds: Sequence[Kind]) -> Reason:
-    """The reason to report for a job that failed with these kinds of error."""
-    for kind, reason in (
-        (Kind.TIMEOUT, Reason.TIMEOUT),
-        (Kind.CORRUPT, Reason.CORRUPT),
-        (Kind.VANISHED, Reason.VANISHED),
-        (Kind.FULL, Reason.NO_ROOM),
-    ):
-        if kind in kinds:
-            return reason
-    return Reason.FAILED

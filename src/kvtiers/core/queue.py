@@ -17,7 +17,7 @@ class ChunkQueue:
     def __init__(self) -> None:
         self._waiting: OrderedDict[Key, None] = OrderedDict()
         self._fresh: dict[Key, None] = {}
-        """Empty unless ``_waiting`` is."""
+        """Holds something only while ``_waiting`` is empty."""
 
     def add(self, keys: Sequence[Key]) -> None:
         """These come last; one that waits already keeps its place."""

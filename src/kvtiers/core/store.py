@@ -2,10 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence, Set
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kvtiers.chunks import Key
-from kvtiers.core.ledger import Ledger
+from kvtiers.core.ledger import Departed, Ledger
 from kvtiers.events import (
     PRIMARY,
     ChunksDeclined,
@@ -16,13 +16,6 @@ from kvtiers.events import (
     Sink,
     StoreOffered,
 )
-
-
-class Departed(Protocol):
-    """Told when chunks leave host memory."""
-
-    def __call__(self, keys: Sequence[Key], reason: Reason) -> None:
-        """``keys`` are resident no more."""
 
 
 class StorePlan(NamedTuple):
@@ -75,7 +68,7 @@ class Stores:
         self._departed = departed
         self._counter = counter
 
-    def plan(self, keys: Sequence[Key], prefix: Set[Key] = frozenset()) -> StorePlan:
+    def plan(self, keys: Sequence[Key], prefix: Set[Key]) -> StorePlan:
         """Reserve slots for the offered chunks that are absent, first ones first.
 
         None of ``prefix``, the chunks of the same request so far, is evicted for them: the end of a
@@ -94,7 +87,7 @@ class Stores:
         if not absent:
             return StorePlan([], [], [], [], resident)
         self._emit(StoreOffered(len(absent)))
-        taken = self._index.reserve(absent, protected=prefix or frozenset(resident))
+        taken = self._index.reserve(absent, protected=prefix)
         if taken.evicted:
             self._departed(taken.evicted, Reason.EVICTED)
         declined = absent[len(taken.keys) :]

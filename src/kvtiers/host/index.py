@@ -9,9 +9,10 @@ of four places, and moves between them so::
     ready     under a key, held by readers         evict, drop -> free, or orphaned if it is held
     orphaned  under no key, but still touched      the last release -> free
 
-What else is asked for raises, and changes nothing. Everything but ``clear``, ``check`` and ``room``
-costs the same however much is stored, and nearly all of it is spent in operations on whole sets:
-at this rate of calls a Python statement per chunk is what a chunk costs (decision 0012).
+Each place is a container, and what is not in it cannot leave it. Callers name a key once per call.
+Everything but ``clear`` and ``check`` costs the same however much is stored, and nearly all of it
+is spent in operations on whole sets: at this rate of calls a Python statement per chunk is what a
+chunk costs (decision 0012).
 """
 
 from collections import Counter
@@ -70,10 +71,6 @@ class HostIndex:
             return _HIT
         return _HIT_PENDING if key in self.filling or key in self.fetching else _MISS
 
-    def room(self, protected: Set[Key] = frozenset()) -> int:
-        """How many slots could be reserved now, were the ``protected`` keys not to be evicted."""
-        return len(self._free) + self._evictable(protected)
-
     def reserve(
         self, keys: Sequence[Key], protected: Set[Key] = frozenset(), *, fetched: bool = False
     ) -> Reservation:
@@ -98,15 +95,18 @@ class HostIndex:
         """The accelerator wrote these, or did not if ``failed``; returns those that are ready now.
 
         A key that failed loses its slot. One that was dropped since ``reserve`` is ignored: its
-        slot is the business of whoever dropped it.
+        slot is the business of whoever dropped it. Caller guarantees: a writer whose key was
+        dropped does not commit it, for it may have been reserved anew.
         """
         filling = self.filling
-        written = [key for key in keys if key in filling]
-        if failed:
-            aborted = [filling.pop(key) for key in written if key in failed]
-            self._free.extend(reversed(aborted))
-            written = [key for key in written if key not in failed]
-        slots = list(map(filling.pop, written))
+        before = len(filling)
+        slots = [filling.pop(key, _NOWHERE) for key in keys]
+        written = list(keys)
+        if failed or len(filling) != before - len(written):
+            known = [(k, s) for k, s in zip(keys, slots, strict=True) if s != _NOWHERE]
+            self._free.extend(slot for key, slot in reversed(known) if key in failed)
+            written = [key for key, _ in known if key not in failed]
+            slots = [slot for key, slot in known if key not in failed]
         self._now_ready(written, slots)
         return written
 
@@ -243,7 +243,7 @@ class HostIndex:
         return len(ready) - len(held) - kept
 
     def _refuse_known(self, keys: Sequence[Key]) -> None:
-        # The views walk the keys they are given; set.isdisjoint would walk the whole index.
+        # The views walk ``keys``; ``set(keys).isdisjoint(index)`` would walk the whole index.
         known = (self.ready, self.filling, self.fetching)
         if len(set(keys)) < len(keys) or not all(k.keys().isdisjoint(keys) for k in known if k):
             raise _bug("a chunk was to be reserved twice", "reserve")

@@ -12,7 +12,7 @@ _LEAST_DENIAL_S = 0.5
 """A "no" that is over before the next step asks would be asked for again and again."""
 
 MAX_LOSSES = 65_536
-"""Losses that are remembered. Old news of an older one is believed, until a load fails."""
+"""Losses that are remembered. Stale news of an older one is believed until a load fails."""
 
 
 class Presence:

@@ -41,7 +41,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS
 _SAMPLE_EVERY = 32
 """One lookup in so many is timed: reading the clock costs as much as a hit."""
-_FEW = 4
+_WALKED_PER_SORTED = 4
 """To walk over so many chunks costs less than to sort one by the request's book of positions."""
 _ORPHAN_STEPS = 4
 """Steps after a reset by which a worker has surely flushed, where the engine does not tell."""
@@ -317,7 +317,7 @@ class VllmManager(OffloadingManager):
     def _stored_in_order(self, keys: Collection[OffloadKey], req_context: ReqContext) -> list[Key]:
         """Chunks by the prefix they end; slots were reserved in that order."""
         storing = self.core.storing
-        if len(storing) <= _FEW * len(keys):
+        if len(storing) <= _WALKED_PER_SORTED * len(keys):
             return [key for key in storing if key in keys]
         return _prefix_order(_ours(keys), req_context)
 

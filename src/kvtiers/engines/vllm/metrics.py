@@ -109,7 +109,7 @@ _COUNTERS = (
     _Counter(
         "declined",
         _OURS + "chunks_declined",
-        "Chunks a hop did not take, by reason; they are offered again when they can be.",
+        "Chunks a hop did not take, by reason; all but the evicted are offered again.",
         ("hop", "tier", "reason"),
         (0, 1, 2),
     ),
@@ -154,7 +154,7 @@ _TIER_GAUGES = {
 }
 _HOST_BYTES = _OURS + "host_bytes"
 _HOST_STATES = ("capacity", "resident", "pinned", "filling")
-_NONE = (0, 0)
+_NO_JOBS = (0, 0)
 
 GAUGE_INTERVAL_S = 0.1
 """How often gauges in motion are sent; nobody scrapes them more often than that."""
@@ -258,8 +258,8 @@ class StatsExporter:
             use.filling * size,
         ]
         for tier in self._tiers:
-            promoting = self._metrics.active.get((Hop.PROMOTE, tier), _NONE)
-            cascading = self._metrics.active.get((Hop.CASCADE, tier), _NONE)
+            promoting = self._metrics.active.get((Hop.PROMOTE, tier), _NO_JOBS)
+            cascading = self._metrics.active.get((Hop.CASCADE, tier), _NO_JOBS)
             values += (promoting[1] / slots, cascading[1] / slots, promoting[0], cascading[0])
         return values
 

@@ -23,7 +23,7 @@ class KeyQueue:
         self._order: deque[Key] = deque()
         """Oldest first, with places in it that are void."""
         self._void: Counter[Key] = Counter()
-        """How many of a key's first places in the queue are."""
+        """How many of a key's first places in the queue are void."""
 
     def add(self, keys: Sequence[Key]) -> None:
         """These come last. Caller guarantees: none of them is in."""
