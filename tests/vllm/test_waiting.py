@@ -1,7 +1,6 @@
 """While chunks are on their way, the request holds no device blocks and others are served."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -83,39 +82,4 @@ def test_a_waiting_request_holds_no_device_blocks_and_does_not_block_others(
         assert e.metrics()["vllm:kv_offload_load_bytes"] == 15 * 512 * 1024
         e.forget_device()
         assert e.ask(prompt(TOKENS)) == [expected]
-    sys.modules.pop("slow_reader", None)
-
-
-@pytest.mark.timeout(90)
-def test_a_step_without_work_lets_other_threads_run(engine, prompt, tmp_path, monkeypatch):
-    from vllm import SamplingParams
-
-    from kvtiers.engines.vllm import scheduler
-
-    pauses = []
-    monkeypatch.setattr(scheduler, "time", SimpleNamespace(sleep=pauses.append))
-    (tmp_path / "slow_reader.py").write_text(SLOW_READER)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    tier = {"type": "SlowReader", "module_path": "slow_reader"}
-    with engine(kv_transfer_config=offload(secondary_tiers=[tier])) as e:
-        e.ask(prompt(300))
-        settle(e)
-        pauses.clear()
-        (expected,) = e.ask(prompt(300))
-        assert pauses == [], "a step that runs the model is not held up"
-        settle(e)
-        e.forget_device(connector=True)
-        llm_engine = e.llm.llm_engine
-        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-        llm_engine.add_request("waits", {"prompt_token_ids": prompt(300)}, params)
-        e.steps(lambda: manager_of(e).core.use.filling == 2)
-        pauses.clear()
-        llm_engine.step()
-        llm_engine.step()
-        assert pauses == [scheduler.IDLE_PAUSE_S] * 2
-        sys.modules["slow_reader"].gate.set()
-        e.steps(lambda: not llm_engine.has_unfinished_requests())
-        settle(e)
-        e.forget_device()
-        assert e.ask(prompt(300)) == [expected]
     sys.modules.pop("slow_reader", None)

@@ -6,12 +6,10 @@ upstream's behaviour. All of upstream's private names that are used stand in
 """
 
 import copy
-import time
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -25,9 +23,6 @@ from kvtiers.engines.vllm import offers
 from kvtiers.engines.vllm.manager import VllmManager
 from kvtiers.engines.vllm.worker import WorkerMetadata
 
-IDLE_PAUSE_S = 0.0002
-"""Longer than it takes a thread to wake up and take the interpreter lock."""
-
 
 class KVTiersScheduler(OffloadingConnectorScheduler):
     """Scheduler side of :class:`kvtiers.engines.vllm.KVTiersConnector`."""
@@ -37,8 +32,6 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
     def __init__(self, spec: OffloadingSpec, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(spec, vllm_config, kv_cache_config)
         self.manager.flushes_are_reported = True
-        self._spins = not envs.VLLM_ENABLE_V1_MULTIPROCESSING
-        """Whether the engine steps again at once when there was nothing to run."""
         self._declined: dict[str, offers.Declined] = {}
         self._failed_loads: set[int] = set()
         """Load jobs in flight that failed on some worker."""
@@ -78,20 +71,7 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
         if preempted and not loading.isdisjoint(preempted):
             scheduler_output = copy.copy(scheduler_output)
             scheduler_output.preempted_req_ids = set(preempted) - loading
-        meta = super().build_connector_meta(scheduler_output)
-        if self._spins and not scheduler_output.total_num_scheduled_tokens:
-            self._let_threads_run()
-        return meta
-
-    def _let_threads_run(self) -> None:
-        """Let go of the interpreter lock for a moment; nothing was scheduled, so nobody waits.
-
-        vLLM's engine process pauses by itself after such a step. An engine in the caller's process
-        does not, and lanes and copier wait for the switch interval, 5 ms, whenever they need the
-        lock: a load from host memory takes 17 ms instead of 6, from disk 57 instead of 25.
-        """
-        if self.has_pending_push_work():
-            time.sleep(IDLE_PAUSE_S)
+        return super().build_connector_meta(scheduler_output)
 
     def _update_req_states(self, scheduler_output: SchedulerOutput) -> None:
         """Upstream keeps the blocks of a preempted request on its books until it is resumed."""
