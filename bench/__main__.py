@@ -57,7 +57,10 @@ PARTS: dict[str, Commands] = {"manager": _manager, "ttft": _ttft, "io": _io, "fs
 
 
 def run(command: Sequence[str]) -> tuple[list[str], int]:
-    """The lines that a module prints, shown as they come, and its exit code; on failure its last errors go to stderr."""
+    """The lines that a module prints, shown as they come, and its exit code.
+
+    On failure its last errors go to stderr.
+    """
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=errors, text=True
@@ -66,12 +69,14 @@ def run(command: Sequence[str]) -> tuple[list[str], int]:
         watchdog.start()
         assert process.stdout is not None
         lines = []
-        for line in process.stdout:
-            if is_ours(line):
-                print(line, end="", flush=True)
-                lines.append(line)
-        code = process.wait()
-        watchdog.cancel()
+        try:
+            for line in process.stdout:
+                if is_ours(line):
+                    print(line, end="", flush=True)
+                    lines.append(line)
+            code = process.wait()
+        finally:
+            watchdog.cancel()
         if code:
             errors.seek(0)
             said = [line for line in errors if not line.startswith(_NOISE)]

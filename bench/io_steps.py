@@ -11,8 +11,8 @@ garbage collector is off. Prints::
 
     MODE io O_DIRECT|buffered
     RATE io <GB/s stored and loaded while at work; share of the lanes that had work then>
-    TIME io.step <ms: median and 99th percentile at rest, at work; and of processor time>
-    NOTE io.step <how often the thread waited, or lost its core, in a step at rest, at work>
+    TIME io.step.<rest|work> <ms: median and 99th percentile; the same of processor time>
+    NOTE io.step.<rest|work> <how often the thread waited, or lost its core>
     FLAT io.step_p99 <99th percentile at work / at rest>
 """
 

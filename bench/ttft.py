@@ -48,7 +48,7 @@ PLACES = ("device", "host", "disk")
 REST_S = 30.0
 LANES = 16
 """Lanes of the tier that may read; its defaults."""
-IDLE_PAUSE_S = 0.001
+ENGINE_PAUSE_S = 0.001
 """vLLM's engine process pauses this long after a step that ran no model while a request waits
 (``EngineCoreProc._process_engine_step``), so that other threads get the interpreter lock. An engine
 in the caller's process has no such loop: the one here does the same."""
@@ -114,7 +114,7 @@ class Engine:
             if outputs and not first:
                 first = time.perf_counter() - began
             elif not outputs:
-                time.sleep(IDLE_PAUSE_S)
+                time.sleep(ENGINE_PAUSE_S)
         return Answer(first, tuple(outputs[-1].outputs[0].token_ids), outputs[-1].num_cached_tokens)
 
     def rest(self) -> None:

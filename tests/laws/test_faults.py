@@ -150,7 +150,7 @@ def test_a_delay_lets_time_pass_on_the_clock_it_is_given(store):
 @pytest.mark.parametrize("when", When)
 def test_a_call_hangs_until_it_is_released(store, when):
     faulty = FaultyStore(store, [Fault(what=What.HANG, operation="write", when=when)])
-    lane = threading.Thread(target=lambda: write(faulty, A))
+    lane = threading.Thread(target=lambda: write(faulty, A), daemon=True)
     lane.start()
     faulty.wait_until_held()
     assert store.contains([A]) == [when is When.AFTER]

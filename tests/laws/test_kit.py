@@ -141,7 +141,7 @@ def test_a_gate_holds_only_what_it_is_told_to_and_lets_go(store):
     gated.hold("contains")
     assert write(gated, key("a")) == [None]
     answers = []
-    lane = threading.Thread(target=lambda: answers.append(gated.contains([key("a")])))
+    lane = threading.Thread(target=lambda: answers.append(gated.contains([key("a")])), daemon=True)
     lane.start()
     gated.wait_until_held()
     assert not answers

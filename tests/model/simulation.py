@@ -273,9 +273,7 @@ class Simulation:
     def check(self):
         """After every action."""
         self.manager.check()
-        self.manager._promotions.check()
         for attached in self.manager.tiers:
-            attached.check()
             attached.tier.check()
         self._metrics_must_agree()
         for key, slot in self.index.ready.items():

@@ -215,9 +215,7 @@ class Cascades:
         for tier, backlog in self._backlogs.items():
             backlog.queue.check()
             twice = [k for k in backlog.queue if k in backlog.parked]
-            assert not twice, (
-                f"{len(twice)} chunks of {tier.label} are both parked and queued"
-            )
+            assert not twice, f"{len(twice)} chunks of {tier.label} are both parked and queued"
             pinned = sum(len(f.slots) for f in flights if f.tier is tier)
             assert backlog.pinned == pinned, f"pinned slots of {tier.label} do not add up"
             assert pinned <= self._options.max_pinned_slots, f"{tier.label} pins beyond its share"

@@ -1,4 +1,4 @@
-"""Lanes: the threads on which blocking stores are called. The only threads of the package.
+"""Lanes: the threads on which blocking stores are called.
 
 The scheduler thread puts work in and never waits: queues are deques, and a ticket in a
 ``SimpleQueue`` wakes a lane. Every piece of work has a ticket for the write lanes, which take

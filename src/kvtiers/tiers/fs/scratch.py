@@ -57,9 +57,10 @@ class Scratch:
         if self._lock is None:
             return
         try:
-            os.fstat(self._lock)
+            held, named = os.fstat(self._lock), os.stat(os.path.join(self.folder, _LOCK))
         except OSError as e:
-            raise AssertionError(f"{self!r}: its lock was closed") from e
+            raise AssertionError(f"{self!r}: its lock was closed, or taken away") from e
+        assert os.path.samestat(held, named), f"{self!r}: its lock is another file"
 
     def __repr__(self) -> str:
         return f"<Scratch {self.folder}>"
