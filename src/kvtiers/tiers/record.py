@@ -92,8 +92,10 @@ def verify(
     The error is ``Kind.CORRUPT`` and names the field: damaged, short, foreign key, foreign
     namespace, or another format version.
     """
-    if _intact(header) and header[: _FIELDS.size + len(key)] == _start(key, namespace_id, payload):
-        return None
+    if _intact(header):
+        start = _start(key, namespace_id, payload)
+        if bytes(header[: len(start)]) == start:
+            return None
     record = parse(bytes(header))
     if isinstance(record, KVTiersError):
         return record
