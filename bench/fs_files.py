@@ -1,10 +1,12 @@
 """The ``fs`` tier, layout ``files``, against vLLM's own fs tier and a bare loop, on one disk.
 
-    PYTHONPATH=src .venv/bin/python -m bench.fs_files [--sizes 64KiB,2MiB] [--rounds 5] [--root DIR]
+    PYTHONPATH=src .venv/bin/python -m bench.fs_files [--what 64KiB,2MiB] [--rounds 9] [--root DIR]
 
 Both tiers are driven as an engine drives them, with equal lanes and equal jobs, in turns: every
 round measures each of them once, the order alternates, and a ratio is the median of the rounds'
-ratios. Files are new in every round. Ours writes, reads and verifies checksums. Prints::
+ratios. Ours writes, reads and verifies checksums. Files are new in every round, their folders are
+not: a first round that does not count makes them. Needs 8 GB of disk. Writing is slow and uneven
+for a while after many files were removed, e.g. by a run before. Prints::
 
     MODE fs.files O_DIRECT|buffered       whether the page cache is in the way (then files are cold)
     RATE fs.files.<write|read>.<size> <GB/s: ours> <vLLM's> <bare loop>
@@ -49,20 +51,25 @@ from kvtiers.chunks import (
 )
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import Job, JobKind, JobOutcome
+from kvtiers.tiers.views import ChunkViews
 
 LANES = 8
 """Threads of each side that may do what is measured; 8 keep this kind of disk busy."""
 JOB_BYTES = 16 << 20
 SIZES = {"64KiB": 64 << 10, "512KiB": 512 << 10, "2MiB": 2 << 20, "4MiB": 4 << 20}
+LOOKUP = "lookup"
+EVERYTHING = (*SIZES, LOOKUP)
+ROUNDS = 9
 LOOKUP_KEYS, KEYS_PER_REQUEST = 8192, 1024
 """8 requests that arrive together."""
 STEP_S = 0.001
+"""What vLLM's engine sleeps after a step in which no request could run: all wait for lookups."""
 PATIENCE_S = 120.0
 
 
-def bytes_per_measurement(chunk_bytes: int) -> int:
-    """1 GiB; a quarter of it for small chunks, which take longer."""
-    return 1 << 30 if chunk_bytes >= 512 << 10 else 1 << 28
+def bytes_per_round(chunk_bytes: int) -> int:
+    """What each moves in a round: above 1 GiB in ``ROUNDS``. Small chunks take longer."""
+    return 1 << 28 if chunk_bytes >= 512 << 10 else 1 << 27
 
 
 class Memory:
@@ -146,9 +153,7 @@ class Ours:
         submit = tier.submit_store if kind is JobKind.STORE else tier.submit_load
         for number, first, end in jobs(keys, self.memory.chunk_bytes):
             slots = tuple(range(first, end))
-            views = tuple(self.memory.slot(slot) for slot in slots)
-            if kind is JobKind.STORE:
-                views = tuple(view.toreadonly() for view in views)
+            views = self._views(first, end - first, kind is JobKind.LOAD)
             if not submit(Job(number, kind, tuple(keys[first:end]), slots, views)):
                 raise SystemExit(f"kvtiers refused a {kind.value} job: {tier!r}")
         tier.drain_jobs(PATIENCE_S)
@@ -157,6 +162,13 @@ class Ours:
         if done != len(keys):
             errors = [str(e) for o in ended for e in getattr(o, "failed", {}).values()]
             raise SystemExit(f"kvtiers: {done} of {len(keys)} chunks: {errors[:3]}")
+
+    def _views(self, first: int, count: int, writable: bool) -> ChunkViews:
+        def cut(i: int) -> memoryview:
+            view = self.memory.slot(first + i)
+            return view if writable else view.toreadonly()
+
+        return ChunkViews(cut, [self.memory.chunk_bytes] * count)
 
     def look_up(self, number: int, keys: Sequence[Key]) -> int | None:
         """Ask for the keys of a request: how many are there; None: not known yet."""
@@ -262,18 +274,13 @@ class Bare:
 
 
 def new_keys(round_: str, count: int) -> list[Key]:
-    """Keys that were never used before."""
-    return [make_key(hashlib.sha256(f"{round_}/{n}".encode()).digest(), 0) for n in range(count)]
+    """Keys that were never used before.
 
-
-def free_blocks(root: str) -> None:
-    """Empty the chunk files under ``root``. Removing them would be measured in the next round.
-
-    ext4 does not reuse an inode for minutes after its file was removed, and looks at each again.
+    vLLM's tier has a folder for every five hex digits of a digest, ours for every two. Here both
+    come to 256, as if both were long in use: making folders would be most of what is measured.
     """
-    for file in Path(root).rglob("*"):
-        if file.is_file() and file.stat().st_size >= SIZES["64KiB"]:
-            os.truncate(file, 0)
+    digests = (hashlib.sha256(f"{round_}/{n}".encode()).digest() for n in range(count))
+    return [make_key(d[:1] + bytes((0, d[2] & 15)) + d[3:], 0) for d in digests]
 
 
 def drop_from_page_cache(root: str) -> None:
@@ -297,13 +304,17 @@ class Transfers:
     """Rounds of writes and reads at one chunk size."""
 
     def __init__(self, root: str, chunk_bytes: int) -> None:
-        self.memory = Memory(chunk_bytes, bytes_per_measurement(chunk_bytes))
+        self.memory = Memory(chunk_bytes, bytes_per_round(chunk_bytes))
         self.ours = Ours(f"{root}/ours", self.memory)
         self.upstream = Upstream(f"{root}/upstream", self.memory)
         self.direct = self.ours.direct and self.upstream.direct
         bare = Bare(f"{root}/bare", self.memory, self.direct)
         self.subjects: dict[str, Any] = {"ours": self.ours, "upstream": self.upstream, "bare": bare}
         self.seconds: dict[tuple[str, str], list[float]] = {}
+
+    def forget(self) -> None:
+        """What was measured so far does not count."""
+        self.seconds.clear()
 
     def round(self, number: int) -> None:
         """Write and read with each, in an order that alternates."""
@@ -320,8 +331,6 @@ class Transfers:
             self._measure("read", name, keys)
             if not self.memory.intact():
                 raise SystemExit(f"{name} read wrong bytes")
-        for subject in self.subjects.values():
-            free_blocks(subject.root)
 
     def _measure(self, verb: str, name: str, keys: Sequence[Key]) -> None:
         act = getattr(self.subjects[name], verb)
@@ -343,24 +352,26 @@ class Transfers:
             subject.close()
 
 
-def measure_transfers(root: str, size: str, rounds: int) -> None:
-    """Print the lines of one chunk size."""
+def transfer_lines(root: str, size: str, rounds: int) -> Iterator[str]:
+    """The lines of one chunk size."""
     transfers = Transfers(root, SIZES[size])
     try:
-        for number in range(rounds):
+        transfers.round(0)
+        transfers.forget()
+        for number in range(1, rounds + 1):
             transfers.round(number)
     finally:
         transfers.close()
-    print(f"MODE fs.files {'O_DIRECT' if transfers.direct else 'buffered, cold files'}")
+    yield f"MODE fs.files {'O_DIRECT' if transfers.direct else 'buffered, cold files'}"
     for verb in ("write", "read"):
         rates = [f"{transfers.rate(verb, name):.2f}" for name in transfers.subjects]
-        print(f"RATE fs.files.{verb}.{size} {' '.join(rates)}")
-        print(f"RATIO fs.files.{verb}.{size} {transfers.ratio(verb, 'upstream'):.2f}")
-        print(f"LIMIT fs.files.{verb}.{size} {transfers.ratio(verb, 'bare'):.2f}", flush=True)
+        yield f"RATE fs.files.{verb}.{size} {' '.join(rates)}"
+        yield f"RATIO fs.files.{verb}.{size} {transfers.ratio(verb, 'upstream'):.2f}"
+        yield f"LIMIT fs.files.{verb}.{size} {transfers.ratio(verb, 'bare'):.2f}"
 
 
-def measure_lookups(root: str, rounds: int) -> None:
-    """Print the line of lookups: chunks that another engine stored just now, and as many absent."""
+def lookup_lines(root: str, rounds: int) -> Iterator[str]:
+    """The lines of lookups: chunks that another engine stored just now, and as many absent."""
     memory = Memory(PAGE_BYTES, LOOKUP_KEYS // 2 * PAGE_BYTES)
     kinds: dict[str, type[Any]] = {"ours": Ours, "upstream": Upstream}
     pairs = {
@@ -380,9 +391,9 @@ def measure_lookups(root: str, rounds: int) -> None:
         for subject in pair:
             subject.close()
     ours, theirs = (LOOKUP_KEYS / median(seconds[name]) / 1e3 for name in kinds)
+    yield f"RATE fs.files.lookup {ours:.0f} {theirs:.0f} thousand keys/s"
     ratio = median(t / o for o, t in zip(*seconds.values(), strict=True))
-    print(f"RATE fs.files.lookup {ours:.0f} {theirs:.0f} thousand keys/s")
-    print(f"RATIO fs.files.lookup {ratio:.2f}", flush=True)
+    yield f"RATIO fs.files.lookup {ratio:.2f}"
 
 
 def lookup_seconds(asker: Any, keys: Sequence[Key]) -> float:
@@ -422,21 +433,33 @@ def scratch(parent: str) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def lines(
+    what: Sequence[str] = EVERYTHING, rounds: int = ROUNDS, parent: str | None = None
+) -> Iterator[str]:
+    """The lines of each of ``what``, as soon as they are known.
+
+    ``rounds``: each takes about a second per size. ``parent``: where to make a folder, which is
+    gone afterwards; None: where temporary files are.
+    """
+    for each in what:
+        gc.collect()
+        gc.freeze()  # as vLLM does: what was imported is not looked at again and again
+        with scratch(parent or tempfile.gettempdir()) as root:
+            if each == LOOKUP:
+                yield from lookup_lines(root, rounds)
+            else:
+                yield from transfer_lines(root, each, rounds)
+
+
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sizes", default=",".join([*SIZES, "lookup"]), help="also: lookup")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--root", default=tempfile.gettempdir(), help="where to make a folder")
+    parser.add_argument("--what", default=",".join(EVERYTHING), help="sizes, and lookup")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--root", help="where to make a folder")
     given = parser.parse_args()
-    with scratch(given.root) as root:
-        for size in given.sizes.split(","):
-            gc.collect()
-            gc.freeze()  # as vLLM does: what was imported is not looked at again and again
-            if size == "lookup":
-                measure_lookups(f"{root}/{size}", given.rounds)
-            else:
-                measure_transfers(f"{root}/{size}", size, given.rounds)
+    for line in lines(given.what.split(","), given.rounds, given.root):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,10 @@ from kvtiers.tiers.work import Transfer
 TIER_FAULTS = (Kind.IO, Kind.TIMEOUT, Kind.BROKEN, Kind.UNSUPPORTED, Kind.CLOSED)
 """Failures that speak against the tier. A full disk still serves loads; a bad chunk is one."""
 
+MAX_SLICE_BYTES = 4 << 20
+"""Of a job that comes when all lanes have work: in the end few lanes would run long slices, and
+the others nothing."""
+
 
 @dataclass(slots=True, eq=False)
 class Taken:
@@ -33,12 +37,16 @@ class Taken:
 
     def merge(self, piece: Transfer) -> None:
         """Take in the results of a piece that ended in time."""
-        for key, size, error in zip(piece.keys, piece.bytes, piece.results, strict=True):
-            if error is None:
-                self.done.append(key)
-                self.bytes += size
-            else:
-                self.failed[key] = error
+        if any(piece.results):
+            for key, size, error in zip(piece.keys, piece.bytes, piece.results, strict=True):
+                if error is None:
+                    self.done.append(key)
+                    self.bytes += size
+                else:
+                    self.failed[key] = error
+        else:
+            self.done += piece.keys
+            self.bytes += sum(piece.bytes)
         if self.io_began is None or piece.began < self.io_began:
             self.io_began = piece.began
         self.io_ended = max(piece.ended, self.io_ended)
@@ -68,11 +76,13 @@ class Taken:
 def split(
     sizes: Sequence[int], todo: Sequence[int], lanes: int, min_slice_bytes: int
 ) -> list[Sequence[int]]:
-    """Cut the chunks ``todo`` (indices) into at most ``lanes`` runs of about equal length.
+    """Cut the chunks ``todo`` (indices) into runs of about equal length.
 
-    A run has at least ``min_slice_bytes`` on average: waking a lane has its price.
+    There are as many as ``lanes``, more if a run had above ``MAX_SLICE_BYTES`` otherwise, and fewer
+    if it had less than ``min_slice_bytes`` on average: waking a lane has its price.
     """
     total = sum(sizes[i] for i in todo)
-    count = min(len(todo), lanes, max(1, total // max(1, min_slice_bytes)))
+    worthwhile = max(1, total // max(1, min_slice_bytes))
+    count = min(len(todo), max(lanes, total // MAX_SLICE_BYTES), worthwhile)
     bounds = [n * len(todo) // count for n in range(count + 1)] if count else [0]
     return [todo[start:end] for start, end in pairwise(bounds)]

@@ -44,23 +44,19 @@ def pack(key: Key, namespace_id: str, payload: memoryview | bytes) -> bytes:
 
     Raises KVTiersError (``Kind.UNSUPPORTED``) for a key above ``MAX_KEY_BYTES``.
     """
+    body = _start(key, namespace_id, payload).ljust(_CHECKSUM_AT, b"\0")
+    return body + _CHECKSUM.pack(xxh3_64_intdigest(body))
+
+
+def _start(key: Key, namespace_id: str, payload: memoryview | bytes) -> bytes:
     if len(key) > MAX_KEY_BYTES:
         raise KVTiersError(
             f"a key of {len(key)} bytes cannot be stored: the limit is {MAX_KEY_BYTES}",
             kind=Kind.UNSUPPORTED,
             operation="write",
         )
-    fields = _FIELDS.pack(
-        _MAGIC,
-        VERSION,
-        len(key),
-        0,
-        len(payload),
-        xxh3_64_intdigest(payload),
-        bytes.fromhex(namespace_id),
-    )
-    body = (fields + key).ljust(_CHECKSUM_AT, b"\0")
-    return body + _CHECKSUM.pack(xxh3_64_intdigest(body))
+    checksum, namespace = xxh3_64_intdigest(payload), bytes.fromhex(namespace_id)
+    return _FIELDS.pack(_MAGIC, VERSION, len(key), 0, len(payload), checksum, namespace) + key
 
 
 def parse(header: bytes) -> Record | KVTiersError:
@@ -75,24 +71,32 @@ def parse(header: bytes) -> Record | KVTiersError:
             f"it has format version {version}, this kvtiers reads version {VERSION}: "
             "use the kvtiers that wrote it or delete it"
         )
-    (expected,) = _CHECKSUM.unpack_from(header, _CHECKSUM_AT)
-    if xxh3_64_intdigest(header[:_CHECKSUM_AT]) != expected:
+    if not _intact(header):
         return _corrupt("the header is damaged: its checksum differs")
     key = Key(header[_FIELDS.size : _FIELDS.size + key_bytes])
     return Record(namespace.hex(), key, length, checksum)
 
 
+def _intact(header: memoryview | bytes) -> bool:
+    if len(header) != PAGE_BYTES:
+        return False
+    (expected,) = _CHECKSUM.unpack_from(header, _CHECKSUM_AT)
+    return bool(xxh3_64_intdigest(header[:_CHECKSUM_AT]) == expected)
+
+
 def verify(
-    header: bytes, key: Key, namespace_id: str, payload: memoryview | bytes
+    header: memoryview | bytes, key: Key, namespace_id: str, payload: memoryview | bytes
 ) -> KVTiersError | None:
     """None if ``payload`` is the whole chunk ``key`` of that namespace, else what differs.
 
     The error is ``Kind.CORRUPT`` and names the field: damaged, short, foreign key, foreign
     namespace, or another format version.
     """
-    if header == pack(key, namespace_id, payload):
-        return None
-    record = parse(header)
+    if _intact(header):
+        start = _start(key, namespace_id, payload)
+        if bytes(header[: len(start)]) == start:
+            return None
+    record = parse(bytes(header))
     if isinstance(record, KVTiersError):
         return record
     if record.namespace_id != namespace_id:

@@ -203,14 +203,17 @@ class StoreTier:
 
     def _learn(self, piece: Transfer) -> None:
         """What the results say about where chunks are; true also when they come late."""
-        pairs = list(zip(piece.keys, piece.results, strict=True))
-        good = [key for key, error in pairs if error is None]
+        failed = []
+        good: Sequence[Key] = piece.keys
+        if any(piece.results):
+            pairs = list(zip(piece.keys, piece.results, strict=True))
+            good = [key for key, error in pairs if error is None]
+            failed = [(key, error) for key, error in pairs if error is not None]
         if piece.kind is JobKind.LOAD:
             self._presence.add(good, piece.since)
         elif new := self._presence.announce(good):
             self._events.append(ChunksStored(self.label, tuple(new)))
-        failed = [(key, error) for key, error in pairs if error is not None]
-        if piece.kind is JobKind.LOAD:
+        if failed and piece.kind is JobKind.LOAD:
             for kind, reason in _GONE.items():
                 self._lost([key for key, error in failed if error.kind is kind], reason)
             self._presence.deny((key for key, _ in failed), self._clock())

@@ -1,4 +1,4 @@
-from kvtiers.tiers.jobs import split
+from kvtiers.tiers.jobs import MAX_SLICE_BYTES, split
 from tests.unit.tiers.tier_kit import CHUNK
 
 
@@ -14,6 +14,14 @@ def test_a_job_of_many_chunks_uses_all_lanes() -> None:
 def test_small_slices_are_not_worth_a_lane() -> None:
     assert lengths(10, 4, 5 * CHUNK) == [5, 5]
     assert lengths(10, 4, 100 * CHUNK) == [10]
+
+
+def test_a_slice_is_not_so_large_that_other_lanes_wait_for_it() -> None:
+    size = MAX_SLICE_BYTES // 2
+    parts = split([size] * 8, range(8), 1, 1)
+    assert [len(part) for part in parts] == [2] * 4
+    parts = split([size] * 8, range(8), 1, 2 * MAX_SLICE_BYTES)
+    assert [len(part) for part in parts] == [4] * 2, "unless small slices are not wanted"
 
 
 def test_nothing_to_do_is_no_slice() -> None:

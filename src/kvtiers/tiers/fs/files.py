@@ -250,8 +250,7 @@ class FilesStore:
         expected = PAGE_BYTES + item.view.nbytes
         if size != expected:
             return _misfit(size, expected)
-        header = bytes(self._io.header())
-        error = record.verify(header, item.key, self._id, item.view)
+        error = record.verify(self._io.header(), item.key, self._id, item.view)
         return None if error is None else str(error)
 
     def _say_damaged(self, path: str, problem: str) -> None:
