@@ -39,8 +39,8 @@ def _manager(given: argparse.Namespace) -> list[list[str]]:
 
 
 def _fs(given: argparse.Namespace) -> list[list[str]]:
-    rounds = ["--sizes", "lookup", "--rounds", "2"] if given.tiny else ["--rounds", "7"]
-    return [["bench.fs_files", *rounds, "--root", given.root]]
+    size = ["--what", "lookup", "--rounds", "2"] if given.tiny else []
+    return [["bench.fs_files", *size, "--root", given.root]]
 
 
 def _ttft(given: argparse.Namespace) -> list[list[str]]:

@@ -46,12 +46,10 @@ def test_manager_beside_a_bare_dictionary(capsys):
     assert figures_of(printed(capsys)).keys() == {f"FLAT manager.{op}" for op in operations}
 
 
-def test_fs_files(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(fs_files, "bytes_per_measurement", lambda chunk_bytes: 1 << 22)
-    fs_files.measure_transfers(str(tmp_path / "moves"), "512KiB", 2)
+def test_fs_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(fs_files, "bytes_per_round", lambda chunk_bytes: 1 << 22)
     monkeypatch.setattr(fs_files, "LOOKUP_KEYS", 2048)
-    fs_files.measure_lookups(str(tmp_path / "lookups"), 2)
-    lines = printed(capsys)
+    lines = list(fs_files.lines(["512KiB", fs_files.LOOKUP], 2, str(tmp_path)))
     assert figures_of(lines).keys() == {
         "RATIO fs.files.write.512KiB",
         "LIMIT fs.files.write.512KiB",
