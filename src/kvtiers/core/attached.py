@@ -5,6 +5,7 @@ a while. The engine never learns of it other than by misses.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from kvtiers.events import (
     ChunksRemoved,
     ChunksStored,
     Event,
+    Hop,
     Reason,
     tier_label,
 )
@@ -83,9 +85,13 @@ class AttachedTier:
         """What ended since the last call."""
         try:
             ended = self.tier.get_finished_jobs()
-            if type(ended) is list and all(map(_is_sound_end, ended)):
-                self._well("get_finished_jobs")
-                return ended
+            if type(ended) is list:
+                sound = list(filter(_is_sound_end, ended))  # the others' jobs still end
+                if len(sound) == len(ended):
+                    self._well("get_finished_jobs")
+                else:
+                    self._fault("get_finished_jobs", f"it answered {_shown(ended)}")
+                return sound
             self._fault("get_finished_jobs", f"it answered {_shown(ended)}")
         except Exception as e:
             self._fault("get_finished_jobs", f"{type(e).__name__}: {e}")
@@ -195,11 +201,21 @@ def _is_sound_end(end: object) -> bool:
         isinstance(end, JobOutcome)
         and isinstance(end.job_id, int)
         and isinstance(end.done, tuple | list)
+        and _are_keys(end.done)
         and isinstance(end.failed, Mapping)
         and (not end.failed or _all(end.failed.values(), KVTiersError))
-        and isinstance(end.bytes, int | float)
-        and isinstance(end.seconds, int | float)
+        and _is_amount(end.bytes)
+        and _is_amount(end.seconds)
     )
+
+
+def _are_keys(values: Sequence[object]) -> bool:
+    return set(map(type, values)) <= {bytes}
+
+
+def _is_amount(value: object) -> bool:
+    """A counter that went down, or is no number, ends the process that shows it."""
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def _are_sound_events(events: object) -> bool:
@@ -207,11 +223,16 @@ def _are_sound_events(events: object) -> bool:
 
 
 def _is_sound_event(event: object) -> bool:
-    if isinstance(event, ChunksStored):
-        return isinstance(event.keys, tuple | list)
-    if isinstance(event, ChunksRemoved):
-        return isinstance(event.keys, tuple | list) and isinstance(event.reason, Reason)
-    return isinstance(event, ChunksDeclined) and isinstance(event.reason, Reason)
+    if not isinstance(event, ChunksStored | ChunksRemoved | ChunksDeclined):
+        return False
+    if not isinstance(event.tier, str):
+        return False
+    if isinstance(event, ChunksDeclined):
+        known = isinstance(event.hop, Hop) and isinstance(event.reason, Reason)
+        return known and isinstance(event.chunks, int) and event.chunks >= 0
+    if isinstance(event, ChunksRemoved) and not isinstance(event.reason, Reason):
+        return False
+    return isinstance(event.keys, tuple | list) and _are_keys(event.keys)
 
 
 def _shown(value: object) -> str:

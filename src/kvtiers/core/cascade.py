@@ -120,11 +120,11 @@ class Cascades:
             self._index.release(flight.slots)
             self.let_go(flight)
         failed: list[Key] = []
-        if outcome.done != flight.keys:
-            reported = set(outcome.done)
+        if outcome.failed or outcome.done != flight.keys:
+            reported = set(outcome.done) - outcome.failed.keys()
             failed = [k for k in flight.keys if k not in reported]
         if backlog.attempts:
-            for key in outcome.done:
+            for key in set(flight.keys).difference(failed):
                 backlog.attempts.pop(key, None)
         if failed:
             self._take_back(backlog, failed, now)

@@ -96,8 +96,8 @@ class Ledger:
         self.flights: dict[int, Flight] = {}
         self.lingering: dict[int, tuple[Flight, tuple[int, ...]]] = {}
         """Closed jobs whose tier may still touch some of their slots."""
-        self.device_orphans: list[int] = []
-        """Slots in flight between host and device at a reset, once for each that touches them."""
+        self.device_orphans: Counter[int] = Counter()
+        """Slots in flight between host and device at a reset, and how many touch each."""
         self.gathered: Callable[[], Iterable[int]] = tuple
         """Slots of promotions that wait for the end of the step."""
         self.requests: dict[str, Request] = {}
@@ -173,7 +173,7 @@ class Ledger:
         for _, slots in self.lingering.values():
             yield from slots
         yield from self.index.filling.values()
-        yield from self.device_orphans
+        yield from self.device_orphans.elements()
         yield from self.gathered()
         for request in self.requests.values():
             yield from request.held.values()

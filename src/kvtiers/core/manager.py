@@ -5,6 +5,7 @@ A step is: ``poll`` (once, before anything is asked), any number of lookups, sto
 seconds and comes from the caller. All calls come from one thread.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -269,15 +270,14 @@ class TieringManager:
         if resident:
             self._emit(ChunksRemoved(PRIMARY, resident, Reason.RESET))
         self._touched.clear()
-        self._ledger.device_orphans.extend(device)
+        self._ledger.device_orphans.update(device)
         self.room_epoch += 1
         return tuple(device)
 
     def release_device(self, slots: Sequence[int]) -> None:
         """The device no longer touches these slots, which were in flight at a reset."""
-        for slot in slots:
-            self._ledger.device_orphans.remove(slot)
         self._index.release(list(slots))
+        self._ledger.device_orphans -= Counter(slots)
         self.room_epoch += 1
 
     def drain(self, deadline_s: float, clock: Callable[[], float]) -> bool:

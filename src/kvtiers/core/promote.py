@@ -97,7 +97,7 @@ class Promotions:
         """A promotion job ended; the chunks that are now ready in host memory."""
         request = flight.request
         slot_of = dict(zip(flight.keys, flight.slots, strict=True))
-        reported = set(outcome.done)
+        reported = set(outcome.done) - outcome.failed.keys()  # a chunk in both did not come
         failed = [k for k in flight.keys if k not in reported]
         done = [k for k in flight.keys if k in reported]
         stored = self._index.settle(done, [slot_of[k] for k in done])

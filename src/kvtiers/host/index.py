@@ -16,12 +16,12 @@ chunk costs (decision 0012).
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from kvtiers.chunks import Key, Lookup
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.host.policies.base import EvictionPolicy
+from kvtiers.host.policies.base import EvictionPolicy, Staying
 
 # Bound once: looking an enum member up costs as much as looking a key up.
 _HIT, _HIT_PENDING, _MISS = Lookup.HIT, Lookup.HIT_PENDING, Lookup.MISS
@@ -91,7 +91,7 @@ class HostIndex:
         filling.update(zip(taken, slots, strict=True))
         return Reservation(tuple(taken), tuple(slots), tuple(evicted))
 
-    def commit(self, keys: Sequence[Key], failed: Container[Key] = ()) -> list[Key]:
+    def commit(self, keys: Sequence[Key], failed: Iterable[Key] = ()) -> list[Key]:
         """The accelerator wrote these, or did not if ``failed``; returns those that are ready now.
 
         A key that failed loses its slot. One that was dropped since ``reserve`` is ignored: its
@@ -103,6 +103,7 @@ class HostIndex:
         slots = [filling.pop(key, _NOWHERE) for key in keys]
         written = list(keys)
         if failed or len(filling) != before - len(written):
+            failed = frozenset(failed)
             known = [(k, s) for k, s in zip(keys, slots, strict=True) if s != _NOWHERE]
             self._free.extend(slot for key, slot in reversed(known) if key in failed)
             written = [key for key, _ in known if key not in failed]
@@ -111,14 +112,14 @@ class HostIndex:
         return written
 
     def settle(
-        self, keys: Sequence[Key], slots: Sequence[int], failed: Container[Key] = ()
+        self, keys: Sequence[Key], slots: Sequence[int], failed: Iterable[Key] = ()
     ) -> list[Key]:
         """A tier wrote these slots, or did not if ``failed``; returns the keys that are ready now.
 
         A key that failed loses its slot. One that was dropped since ``reserve`` stays absent (or
         stays where it was reserved anew), and its old slot comes free.
         """
-        fetching = self.fetching
+        fetching, failed = self.fetching, frozenset(failed)
         given = list(zip(keys, slots, strict=True))
         ours = [(key, slot) for key, slot in given if fetching.get(key) == slot]
         self.release([slot for key, slot in given if fetching.get(key) != slot])
@@ -239,7 +240,8 @@ class HostIndex:
 
     def _evictable(self, protected: Set[Key]) -> int:
         ready, held = self.ready, self._held
-        kept = sum(1 for key in protected if key in ready and ready[key] not in held)
+        there = ready.keys() & protected
+        kept = len(there) - sum(ready[key] in held for key in there) if held else len(there)
         return len(ready) - len(held) - kept
 
     def _refuse_known(self, keys: Sequence[Key]) -> None:
@@ -273,21 +275,33 @@ class HostIndex:
             used = {key for key, slot in zip(keys, slots, strict=True) if slot in held}
             return used.union(key for key in keys if key in protected)
 
-        victims, before = self.policy.evict(missing, staying), len(ready)
+        victims = self._victims(missing, staying)
+        before = len(ready)
         slots = [ready.pop(key, _NOWHERE) for key in victims]
         all_there = len(ready) == before - len(victims)
         if not (all_there and held.isdisjoint(slots) and protected.isdisjoint(victims)):
             ready.update(p for p in zip(victims, slots, strict=True) if p[1] != _NOWHERE)
-            raise KVTiersError(
-                f"eviction policy {type(self.policy).__name__} chose a chunk that is in use, "
-                'absent or chosen twice: correct it, or set eviction_policy to "lru"',
-                kind=Kind.BROKEN,
-                operation="evict",
-            )
+            raise self._broken_policy("chose a chunk that is in use, absent or chosen twice")
         # The last key given comes off the free list first: keys evicted from the end of a prefix
         # leave a run of slots that the next prefix fills in ascending order.
         self._free.extend(slots)
         return victims
+
+    def _victims(self, count: int, staying: Staying) -> list[Key]:
+        try:
+            victims = list(self.policy.evict(count, staying))
+            set(victims)  # they are to be looked up: a key can be hashed
+        except Exception as e:
+            raise self._broken_policy(f"failed ({type(e).__name__}: {e})") from e
+        return victims
+
+    def _broken_policy(self, what: str) -> KVTiersError:
+        return KVTiersError(
+            f"eviction policy {type(self.policy).__name__} {what}: correct it, "
+            'or set eviction_policy to "lru"',
+            kind=Kind.BROKEN,
+            operation="evict",
+        )
 
     def _invariants(self) -> dict[str, bool]:
         ready, filling = self.ready.values(), [*self.filling.values(), *self.fetching.values()]

@@ -20,7 +20,7 @@ class ChunkViews(Sequence[memoryview]):
     __slots__ = ("_cut", "_dead", "_views", "sizes")
 
     def __init__(self, cut: Callable[[int], memoryview], sizes: Sequence[int]) -> None:
-        """``cut(i)`` makes view ``i``; it is called once, by whoever asks for the view first."""
+        """``cut(i)`` makes view ``i``; whoever asks for the view first calls it."""
         self._cut = cut
         self._views: dict[int, memoryview] = {}
         self._dead = False
@@ -63,7 +63,12 @@ class ChunkViews(Sequence[memoryview]):
     def _view(self, i: int) -> memoryview:
         view = self._views.get(i)
         if view is None and not self._dead:
-            view = self._views[i] = self._cut(i)
+            cut = self._cut(i)
+            view = self._views.setdefault(i, cut)  # another thread may have been here meanwhile
+            if view is not cut:
+                _release(cut)
+            if self._dead:
+                _release(view)
         return _DEAD if view is None or self._dead else view
 
     def __repr__(self) -> str:

@@ -142,13 +142,18 @@ class Mover:
     def move(self, piece: Transfer) -> None:
         """Runs on a lane."""
         piece.began = self._clock()
-        piece.results = transfer(
-            self._store,
-            piece.kind,
-            piece.items(),
-            self._retries,
-            lambda: self.stopping or self._clock() >= piece.deadline,
-        )
+        try:
+            items = piece.items()
+        except Exception as e:  # host memory is gone: the job must end all the same
+            piece.results = [fault("view", e)] * len(piece.keys)
+        else:
+            piece.results = transfer(
+                self._store,
+                piece.kind,
+                items,
+                self._retries,
+                lambda: self.stopping or self._clock() >= piece.deadline,
+            )
         piece.ended = self._clock()
         piece.release()
         self._inbox.post(piece)

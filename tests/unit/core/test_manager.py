@@ -1,10 +1,12 @@
 import itertools
+import math
 
 import pytest
 
 from kvtiers.chunks import Lookup
 from kvtiers.core.load import NO_SLOT
-from kvtiers.events import ChunksRemoved, Reason
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.events import ChunksDeclined, ChunksRemoved, ChunksStored, Hop, Reason
 from kvtiers.tiers.base import JobOutcome, JobReleased
 from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
@@ -205,6 +207,15 @@ def test_a_job_that_a_tier_never_reports_is_failed_by_the_core() -> None:
         ("get_finished_jobs", [JobOutcome(0, None)]),  # type: ignore[arg-type]
         ("get_finished_jobs", [JobOutcome(0, (), {}, None)]),  # type: ignore[arg-type]
         ("get_finished_jobs", [JobReleased([])]),  # type: ignore[arg-type]
+        ("get_finished_jobs", [JobOutcome(0, ([],))]),  # type: ignore[arg-type]
+        ("get_finished_jobs", [JobOutcome(0, (), {}, -5)]),
+        ("get_finished_jobs", [JobOutcome(0, (), {}, 0, -1.0)]),
+        ("get_finished_jobs", [JobOutcome(0, (), {}, 0, math.nan)]),
+        ("get_finished_jobs", [JobOutcome(0, (), {}, math.inf)]),  # type: ignore[arg-type]
+        ("take_events", [ChunksStored([], (key(1),))]),  # type: ignore[arg-type]
+        ("take_events", [ChunksStored("1:bad", ([],))]),  # type: ignore[arg-type]
+        ("take_events", [ChunksDeclined(Hop.CASCADE, "1:bad", -3, Reason.EVICTED)]),
+        ("take_events", [ChunksDeclined([], "1:bad", 3, Reason.EVICTED)]),  # type: ignore[arg-type]
         ("take_events", [ChunksRemoved("1:bad", (), "vanished")]),  # type: ignore[arg-type]
         ("take_events", None),
         ("take_events", ["stored"]),
@@ -339,3 +350,28 @@ def test_touches_go_in_one_batch_to_each_tier() -> None:
     world.manager.load(keys(1, 2), request)
     world.step()
     assert calls == {"a": [2], "b": [2]}
+
+
+def test_what_is_sound_of_a_tiers_answer_counts() -> None:
+    tier = ScriptedTier()
+    world = World(slots=256, tiers=[tier])
+    world.stored(keys(*range(128)))
+    world.step()
+    good, bad = tier.jobs
+    tier.report(JobOutcome(good.id, good.keys))
+    tier.report(JobOutcome(bad.id, bad.keys, None))  # type: ignore[arg-type]
+    world.step()
+    assert world.manager.use.pinned == 64
+
+
+def test_a_chunk_that_a_tier_calls_both_done_and_failed_did_not_come() -> None:
+    tier = ScriptedTier(holds=keys(1))
+    world = World(tiers=[tier])
+    request = world.request()
+    world.lookup(keys(1), request)
+    world.step()
+    (job,) = tier.jobs
+    error = KVTiersError("half of it", kind=Kind.CORRUPT)
+    tier.report(JobOutcome(job.id, job.keys, {key(1): error}))
+    world.step()
+    assert key(1) not in world.index.ready

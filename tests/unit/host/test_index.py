@@ -297,3 +297,30 @@ def test_a_commit_of_what_is_named_twice_or_was_never_reserved_loses_no_slot(ind
     assert index.commit([A, A, F, B], failed) == [k for k in (A, B) if k not in failed]
     assert index.free == 2 + len(failed)
     index.check()
+
+
+class Lazy(LRUPolicy):
+    def evict(self, count, staying):
+        return iter(super().evict(count, staying))
+
+
+class Failing(LRUPolicy):
+    def evict(self, count, staying):
+        raise ZeroDivisionError("oops")
+
+
+def test_a_policy_may_answer_with_any_iterable():
+    index = HostIndex(2, Lazy(capacity=2))
+    store(index, A, B)
+    assert index.reserve([C]).evicted == (B,)
+    index.check()
+
+
+@pytest.mark.parametrize("policy", [Failing, type("Odd", (Spiteful,), {"answer": ([],)})])
+def test_a_policy_that_fails_is_named_and_nothing_is_lost(policy):
+    index = HostIndex(2, policy(capacity=2))
+    store(index, A, B)
+    with pytest.raises(KVTiersError, match=f"eviction policy {policy.__name__} failed") as caught:
+        index.reserve([C])
+    assert caught.value.kind is Kind.BROKEN
+    index.check()

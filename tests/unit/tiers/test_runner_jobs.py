@@ -6,7 +6,8 @@ import pytest
 from kvtiers.chunks import Lookup
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, ChunksStored, Reason
-from kvtiers.tiers.base import JobOutcome, JobReleased
+from kvtiers.tiers.base import Job, JobKind, JobOutcome, JobReleased
+from kvtiers.tiers.views import ChunkViews
 from tests.unit.tiers.tier_kit import CHUNK, SHARED, Bench, ScriptedStore, error, key, payload
 
 HIT, MISS, RETRY = Lookup.HIT, Lookup.MISS, Lookup.RETRY
@@ -318,3 +319,17 @@ def test_shutdown_with_a_hung_lane_keeps_its_deadline(caplog: pytest.LogCaptureF
             thread.join(20)
     assert dead(running.views[0])
     assert store.called("write") == [(key(1),)]
+
+
+def test_a_job_whose_memory_is_gone_ends_all_the_same() -> None:
+    def cut(i: int) -> memoryview:
+        raise ValueError("the region is closed")
+
+    with Bench(ScriptedStore()) as bench:
+        job = Job(7, JobKind.STORE, (key(1),), (0,), ChunkViews(cut, [CHUNK]))
+        assert bench.tier.submit_store(job)
+        (outcome,) = bench.finished(1)
+        assert isinstance(outcome, JobOutcome)
+        assert outcome.failed[key(1)].kind is Kind.BROKEN
+        assert not outcome.memory_in_use
+        assert not bench.tier.has_pending_work()

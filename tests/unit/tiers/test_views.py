@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 
 from kvtiers.tiers.views import ChunkViews
@@ -60,3 +62,37 @@ def test_what_somebody_made_of_a_view_cannot_be_taken_back() -> None:
     views.release_all()
     assert bytes(part) == b"bb"
     assert dead(views[1])
+
+
+def test_two_threads_that_cut_one_view_share_it_and_nothing_stays_alive() -> None:
+    made, both = [], threading.Barrier(2)
+
+    def cut(i: int) -> memoryview:
+        both.wait(20)
+        made.append(memoryview(MEMORY)[PLACES[i]])
+        return made[-1]
+
+    views, got = ChunkViews(cut, [2, 3, 1]), []
+    threads = [threading.Thread(target=lambda: got.append(views[1])) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert got[0] is got[1]
+    views.release_all()
+    assert [dead(view) for view in made] == [True, True]
+
+
+def test_a_view_cut_while_it_is_released_is_dead() -> None:
+    kept = []
+
+    def cut(i: int) -> memoryview:
+        kept.append(memoryview(MEMORY)[PLACES[i]])
+        end[i]()
+        return kept[-1]
+
+    views = ChunkViews(cut, [2, 3, 1])
+    end = {0: lambda: views.release([0]), 1: views.release_all}
+    assert dead(views[0])
+    assert dead(views[1])
+    assert all(map(dead, kept))

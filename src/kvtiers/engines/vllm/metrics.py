@@ -158,6 +158,8 @@ _NO_JOBS = (0, 0)
 
 GAUGE_INTERVAL_S = 0.1
 """How often gauges in motion are sent; nobody scrapes them more often than that."""
+ALL_GAUGES_INTERVAL_S = 5.0
+"""How often all are sent: of several API servers each gets the statistics of some steps only."""
 _NO_ROOM = _TIERING + "promotion_allocation_failures"
 _SKIPPED = "vllm:kv_offload_stores_skipped"
 _DROPPED = _TIERING + "backpressure_blocks_dropped"
@@ -215,7 +217,7 @@ class StatsExporter:
         )
         self._sent: list[float | None] = [None] * len(self._gauges)
         """Their values as last sent: one that stands still is not sent again in every step."""
-        self._sent_at = -math.inf
+        self._sent_at = self._all_sent_at = -math.inf
 
     def take(self, use: HostUse, now: float) -> OffloadingConnectorStats:
         """What gathered since the last call, and gauges that moved.
@@ -230,7 +232,7 @@ class StatsExporter:
         for (name, labels), values in sample.observations.items():
             for value in values:
                 stats.observe_histogram(_OBSERVATIONS[name][0], value, labels)
-        at_rest = not (use.pinned or use.filling)
+        at_rest = not any(jobs for jobs, _ in self._metrics.active.values()) and not use.filling
         if at_rest or now - self._sent_at >= GAUGE_INTERVAL_S:
             self._send_gauges(stats, self._standing(use), now)
         return stats
@@ -238,6 +240,8 @@ class StatsExporter:
     def _send_gauges(
         self, stats: OffloadingConnectorStats, standing: list[float | None], now: float
     ) -> None:
+        if now - self._all_sent_at >= ALL_GAUGES_INTERVAL_S:
+            self._sent, self._all_sent_at = [None] * len(standing), now
         if standing == self._sent:
             return
         for (name, labels), value, sent in zip(self._gauges, standing, self._sent, strict=True):

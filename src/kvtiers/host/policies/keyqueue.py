@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from kvtiers.chunks import Key
 from kvtiers.host.policies.base import Staying
+from kvtiers.host.policies.lru import FEWEST_AHEAD, MOST_AHEAD, part
 
 _SLACK = 64
-"""Void places that a short queue may have."""
+"""Void places that a short queue may have, and places that are looked at together."""
 
 
 class KeyQueue:
@@ -40,25 +41,27 @@ class KeyQueue:
 
     def drop_oldest(self, count: int) -> None:
         """The ``count`` oldest leave; all of them if there are fewer."""
-        count = min(count, len(self._keys))
-        while count > 0:
-            first = self._first(count)
-            self._keys.difference_update(first)
-            count -= len(first)
+        self._keys.difference_update(self._first(min(count, len(self._keys))))
 
     def take_oldest(self, count: int, staying: Staying) -> list[Key]:
-        """Take up to ``count`` keys that may leave from the front; the others met go to the end."""
+        """Take up to ``count`` keys that may leave from the front; those that stay go to the end.
+
+        See :func:`kvtiers.host.policies.lru.take_oldest`.
+        """
         taken: list[Key] = []
-        unseen = len(self._keys)
+        unseen, ahead = len(self._keys), 0
         while unseen and len(taken) < count:
-            met = self._first(min(count - len(taken), unseen))
-            unseen -= len(met)
+            met = self._first(min(max(count - len(taken), ahead), unseen))
             stay = staying(met)
             if stay:
-                self._order.extend(key for key in met if key in stay)
-                met = [key for key in met if key not in stay]
-            self._keys.difference_update(met)
-            taken += met
+                ahead = min(max(FEWEST_AHEAD, 2 * ahead), MOST_AHEAD)
+            leaving, staying_here = part(met, stay, count - len(taken))
+            seen = len(leaving) + len(staying_here)
+            unseen -= seen
+            self._order.extendleft(reversed(met[seen:]))
+            self._order.extend(staying_here)
+            self._keys.difference_update(leaving)
+            taken += leaving
         return taken
 
     def isdisjoint(self, keys: Sequence[Key]) -> bool:
@@ -93,11 +96,21 @@ class KeyQueue:
         return f"<KeyQueue {len(self)} keys>"
 
     def _first(self, count: int) -> list[Key]:
-        """Take ``count`` places off the queue; the keys in those that were not void."""
-        first = [self._order.popleft() for _ in range(count)]
-        if self._void and not self._void.keys().isdisjoint(first):
-            return [key for key in first if not self._was_void(key)]
-        return first
+        """Take the first ``count`` keys off the queue, and the void places before them.
+
+        Caller guarantees: there are so many.
+        """
+        first: list[Key] = []
+        while len(first) < count:
+            wanted = count - len(first)
+            if self._void:
+                wanted = min(max(wanted, _SLACK), len(self._order))
+            met = [self._order.popleft() for _ in range(wanted)]
+            if self._void and not self._void.keys().isdisjoint(met):
+                met = [key for key in met if not self._was_void(key)]
+            first += met
+        self._order.extendleft(reversed(first[count:]))
+        return first[:count]
 
     def _was_void(self, key: Key) -> bool:
         if key not in self._void:

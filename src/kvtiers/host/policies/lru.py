@@ -1,11 +1,14 @@
 """Least recently used."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 from kvtiers.chunks import Key
 from kvtiers.host.policies.base import Staying
+
+FEWEST_AHEAD, MOST_AHEAD = 32, 4096
+"""How many keys are asked about at once after one had to stay, at first and at most."""
 
 
 class LRUPolicy:
@@ -59,18 +62,38 @@ class LRUPolicy:
 
 
 def take_oldest(order: OrderedDict[Key, None], count: int, staying: Staying) -> list[Key]:
-    """Take up to ``count`` keys that may leave from the front; the others met go to the end."""
+    """Take up to ``count`` keys that may leave from the front; those that stay go to the end.
+
+    Where one stays many do, a request's whole prefix: after a refusal ever more are asked about.
+    """
     taken: list[Key] = []
-    unseen = len(order)
+    unseen, ahead = len(order), 0
     while unseen and len(taken) < count:
-        met = list(islice(order, min(count - len(taken), unseen)))
-        unseen -= len(met)
+        met = list(islice(order, min(max(count - len(taken), ahead), unseen)))
         stay = staying(met)
         if stay:
-            for key in [key for key in met if key in stay]:
-                order.move_to_end(key)
-            met = [key for key in met if key not in stay]
-        for key in met:
+            ahead = min(max(FEWEST_AHEAD, 2 * ahead), MOST_AHEAD)
+        leaving, staying_here = part(met, stay, count - len(taken))
+        unseen -= len(leaving) + len(staying_here)
+        for key in staying_here:
+            order.move_to_end(key)
+        for key in leaving:
             del order[key]
-        taken += met
+        taken += leaving
     return taken
+
+
+def part(met: list[Key], stay: Collection[Key], count: int) -> tuple[list[Key], list[Key]]:
+    """The first ``count`` of ``met`` that do not stay, and those that stay before the last one."""
+    if not stay:
+        return met[:count], []
+    leaving: list[Key] = []
+    staying_here: list[Key] = []
+    for key in met:
+        if key in stay:
+            staying_here.append(key)
+        elif len(leaving) < count:
+            leaving.append(key)
+        if len(leaving) == count:
+            break
+    return leaving, staying_here

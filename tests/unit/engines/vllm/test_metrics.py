@@ -1,8 +1,21 @@
 from typing import Any
 
 from kvtiers.core.manager import HostUse
-from kvtiers.engines.vllm.metrics import GAUGE_INTERVAL_S, StatsExporter, definitions
-from kvtiers.events import PRIMARY, ChunksDeclined, ChunksStored, Hop, Reason, TransferStarted
+from kvtiers.engines.vllm.metrics import (
+    ALL_GAUGES_INTERVAL_S,
+    GAUGE_INTERVAL_S,
+    StatsExporter,
+    definitions,
+)
+from kvtiers.events import (
+    PRIMARY,
+    ChunksDeclined,
+    ChunksStored,
+    Hop,
+    Reason,
+    TransferFinished,
+    TransferStarted,
+)
 from kvtiers.metrics import Metrics
 
 REST = HostUse(slots=10, resident=4, filling=0, pinned=0, orphaned=0)
@@ -33,6 +46,13 @@ def test_a_gauge_is_sent_when_it_moves() -> None:
     assert sent(exporter, REST._replace(resident=5), 0.0) == {BYTES: {("resident",): 500}}
 
 
+def test_all_gauges_are_sent_now_and_then() -> None:
+    exporter = StatsExporter(Metrics(), ["1:fs"], 100)
+    first = sent(exporter, REST, 0.0)
+    assert sent(exporter, REST, ALL_GAUGES_INTERVAL_S / 2) == {}
+    assert sent(exporter, REST, ALL_GAUGES_INTERVAL_S) == first
+
+
 def test_gauges_in_motion_are_sampled_and_the_end_of_motion_is_sent_at_once() -> None:
     exporter = StatsExporter(Metrics(), [], 100)
     sent(exporter, REST, 0.0)
@@ -40,6 +60,17 @@ def test_gauges_in_motion_are_sampled_and_the_end_of_motion_is_sent_at_once() ->
     assert sent(exporter, BUSY, GAUGE_INTERVAL_S)[USAGE] == {(): 0.3}
     assert sent(exporter, BUSY._replace(pinned=3), GAUGE_INTERVAL_S * 1.5) == {}
     assert sent(exporter, REST, GAUGE_INTERVAL_S * 1.6)[USAGE] == {(): 0.0}
+
+
+def test_slots_that_a_hung_lane_keeps_are_no_motion() -> None:
+    metrics = Metrics()
+    exporter = StatsExporter(metrics, ["1:fs"], 100)
+    metrics(TransferStarted(Hop.CASCADE, "1:fs", 2))
+    sent(exporter, BUSY, 0.0)
+    metrics(TransferFinished(Hop.CASCADE, "1:fs", 0, 2, 0, 1.0, Reason.TIMEOUT))
+    hung = BUSY._replace(filling=0)
+    payload = sent(exporter, hung, 0.01)
+    assert payload["vllm:kv_offload_tiering_active_cascade_jobs"] == {("1:fs",): 0}
 
 
 def test_counters_go_to_every_counter_that_they_feed_as_plain_text() -> None:
