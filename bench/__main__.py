@@ -1,6 +1,7 @@
 """All figures, or those of one part.
 
-    python -m bench [--only manager|fs|ttft|io] [--json FILE] [--root DIR] [--model DIR] [--tiny]
+    python -m bench [--only import|manager|ttft|io|fs] [--json FILE] [--root DIR] [--model DIR]
+                    [--tiny]
 
 Each part runs in processes of its own, one after the other, and prints its lines as they come. At
 the end stands every figure beside its goal. Exits with 0 unless a part could not be run: a missed
@@ -52,7 +53,17 @@ def _io(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.io_steps", *_tiny(given), "--root", given.root]]
 
 
-PARTS: dict[str, Commands] = {"manager": _manager, "ttft": _ttft, "io": _io, "fs": _fs}
+def _import(given: argparse.Namespace) -> list[list[str]]:
+    return [["bench.imports", *(["--rounds", "1"] if given.tiny else [])]]
+
+
+PARTS: dict[str, Commands] = {
+    "import": _import,
+    "manager": _manager,
+    "ttft": _ttft,
+    "io": _io,
+    "fs": _fs,
+}
 """``fs`` last: the gigabytes it writes are written back in their own time."""
 
 

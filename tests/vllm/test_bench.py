@@ -2,7 +2,7 @@
 
 import math
 
-from bench import flat, fs_files, io_steps, manager, ttft
+from bench import flat, fs_files, imports, io_steps, manager, ttft
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
 
 OPERATIONS = (
@@ -78,3 +78,11 @@ def test_cold_files_can_still_be_read(tmp_path):
     (tmp_path / "a.kvc").write_bytes(b"x")
     ttft.make_cold(str(tmp_path))
     assert (tmp_path / "a.kvc").read_bytes() == b"x"
+
+
+def test_import(capsys):
+    imports.measure(1)
+    ((kind, name, text),) = remarks_in(capsys.readouterr().out.splitlines())
+    own, everything = map(float, text.split()[:2])
+    assert (kind, name) == ("TIME", "import.kvtiers")
+    assert 0 < own < everything
