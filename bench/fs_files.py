@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
@@ -101,19 +101,6 @@ class Memory:
         return xxh3_64_intdigest(self.view) == self._digest
 
 
-class Subject(Protocol):
-    """What is measured. ``move`` returns when all slots were written or read."""
-
-    def write(self, keys: Sequence[Key]) -> None:
-        """Store slot i as ``keys[i]``."""
-
-    def read(self, keys: Sequence[Key]) -> None:
-        """Load ``keys[i]`` into slot i."""
-
-    def close(self) -> None:
-        """Stop."""
-
-
 def jobs(keys: Sequence[Key], chunk_bytes: int) -> Iterator[tuple[int, int, int]]:
     """(number, first slot, end) of each job."""
     step = max(1, JOB_BYTES // chunk_bytes)
@@ -130,7 +117,7 @@ class Ours:
             JobKind.STORE: self._tier(n_read_threads=1, n_write_threads=LANES),  # 1 never writes
             JobKind.LOAD: self._tier(n_read_threads=LANES - 1, n_write_threads=1),  # all read
         }
-        self.direct = all("direct" in repr(tier.store) for tier in self.tiers.values())
+        self.direct = all(tier.store.direct for tier in self.tiers.values())
 
     def _tier(self, **lanes: int) -> Any:
         return build_tier(

@@ -227,7 +227,7 @@ def measure(root: str, size: Size) -> None:
                     bench.wait_until_idle()
                     work_s += (time.monotonic() - began) * at_work
                     bench.settle()
-        remark("MODE", "io", "O_DIRECT" if "direct" in repr(bench.tier.store) else "buffered")
+        remark("MODE", "io", "O_DIRECT" if bench.tier.store.direct else "buffered")
     finally:
         bench.close()
     report(blocks[False], blocks[True], work_s, size)

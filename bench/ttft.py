@@ -138,7 +138,7 @@ class Engine:
     @property
     def direct(self) -> bool:
         """Whether the tier goes past the page cache."""
-        return "direct" in repr(self.manager.core.tiers[0].tier.store)
+        return bool(self.manager.core.tiers[0].tier.store.direct)
 
 
 def _offloading(root: str) -> dict[str, Any]:

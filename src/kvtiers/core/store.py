@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence, Set
 from typing import NamedTuple
 
-from kvtiers.chunks import Key
+from kvtiers.chunks import Key, Lookup
 from kvtiers.core.ledger import Departed, Ledger
 from kvtiers.events import (
     PRIMARY,
@@ -74,12 +74,12 @@ class Stores:
         None of ``prefix``, the chunks of the same request so far, is evicted for them: the end of a
         prefix is worth nothing without its beginning.
         """
-        ready, filling, fetching = self._index.ready, self._index.filling, self._index.fetching
         resident: list[Key] = []
         absent = list(keys)
-        if not all(known.keys().isdisjoint(keys) for known in (ready, filling, fetching) if known):
-            resident = [k for k in keys if k in ready]
-            absent = [k for k in keys if not (k in ready or k in filling or k in fetching)]
+        if not self._index.knows_none(keys):
+            verdicts = list(map(self._index.lookup, keys))
+            resident = [k for k, v in zip(keys, verdicts, strict=True) if v is Lookup.HIT]
+            absent = [k for k, v in zip(keys, verdicts, strict=True) if v is Lookup.MISS]
         if resident:
             self._index.touch(resident)
         if self._counter is not None and absent:

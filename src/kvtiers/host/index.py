@@ -65,6 +65,15 @@ class HostIndex:
         self._orphans: Counter[int] = Counter()
         """Slots under no key, by the number of those that may still touch them."""
 
+    def knows_none(self, keys: Sequence[Key]) -> bool:
+        """Whether each of these is absent: a MISS."""
+        # The views walk ``keys``; ``set(keys).isdisjoint(index)`` would walk the whole index.
+        return (
+            self.ready.keys().isdisjoint(keys)
+            and self.filling.keys().isdisjoint(keys)
+            and (not self.fetching or self.fetching.keys().isdisjoint(keys))
+        )
+
     def lookup(self, key: Key) -> Lookup:
         """HIT if the bytes are whole, HIT_PENDING if they are on the way, else MISS."""
         if key in self.ready:
@@ -245,9 +254,7 @@ class HostIndex:
         return len(ready) - len(held) - kept
 
     def _refuse_known(self, keys: Sequence[Key]) -> None:
-        # The views walk ``keys``; ``set(keys).isdisjoint(index)`` would walk the whole index.
-        known = (self.ready, self.filling, self.fetching)
-        if len(set(keys)) < len(keys) or not all(k.keys().isdisjoint(keys) for k in known if k):
+        if len(set(keys)) < len(keys) or not self.knows_none(keys):
             raise _bug("a chunk was to be reserved twice", "reserve")
 
     def _refuse_unheld(self, slots: Sequence[int]) -> None:

@@ -8,17 +8,9 @@ from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, ChunksStored, Reason
 from kvtiers.tiers.base import Job, JobKind, JobOutcome, JobReleased
 from kvtiers.tiers.views import ChunkViews
-from tests.unit.tiers.tier_kit import CHUNK, SHARED, Bench, ScriptedStore, error, key, payload
+from tests.unit.tiers.tier_kit import CHUNK, SHARED, Bench, ScriptedStore, dead, error, key, payload
 
 HIT, MISS, RETRY = Lookup.HIT, Lookup.MISS, Lookup.RETRY
-
-
-def dead(view: memoryview) -> bool:
-    try:
-        len(view)
-    except ValueError:
-        return True
-    return False
 
 
 def stored(bench: Bench, n: int) -> bool:

@@ -3,6 +3,7 @@ import threading
 import pytest
 
 from kvtiers.tiers.views import ChunkViews
+from tests.unit.tiers.tier_kit import dead
 
 MEMORY = bytearray(b"aabbbc")
 PLACES = [slice(0, 2), slice(2, 5), slice(5, 6)]
@@ -17,14 +18,6 @@ class Cut:
     def __call__(self, i: int) -> memoryview:
         self.asked.append(i)
         return memoryview(MEMORY)[PLACES[i]]
-
-
-def dead(view: memoryview) -> bool:
-    try:
-        len(view)
-    except ValueError:
-        return True
-    return False
 
 
 def test_views_are_cut_when_asked_for_and_once() -> None:

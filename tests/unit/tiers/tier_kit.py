@@ -68,6 +68,14 @@ def filled(n: int, size: int = CHUNK) -> memoryview:
     return view.toreadonly()
 
 
+def dead(view: memoryview) -> bool:
+    try:
+        len(view)
+    except ValueError:
+        return True
+    return False
+
+
 def context(
     removed: Callable[[Sequence[Key], Reason], None] = lambda keys, reason: None,
     *,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from kvtiers.chunks import Key
 from kvtiers.host.policies.base import Staying
 from kvtiers.host.policies.keyqueue import KeyQueue
-from kvtiers.host.policies.lru import take_oldest
+from kvtiers.host.policies.lru import evict_oldest
 
 
 class ARCPolicy:
@@ -135,6 +135,6 @@ class ARCPolicy:
         return taken
 
     def _demote_frequent(self, count: int, staying: Staying) -> list[Key]:
-        taken = take_oldest(self._t2, count, staying)
+        taken = evict_oldest(self._t2, count, staying)
         self._b2.add(taken)
         return taken

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from kvtiers.chunks import Key
 from kvtiers.host.policies.base import Staying
-from kvtiers.host.policies.lru import FEWEST_AHEAD, MOST_AHEAD, part
+from kvtiers.host.policies.taking import take_oldest
 
 _SLACK = 64
 """Void places that a short queue may have, and places that are looked at together."""
@@ -44,25 +44,8 @@ class KeyQueue:
         self._keys.difference_update(self._first(min(count, len(self._keys))))
 
     def take_oldest(self, count: int, staying: Staying) -> list[Key]:
-        """Take up to ``count`` keys that may leave from the front; those that stay go to the end.
-
-        See :func:`kvtiers.host.policies.lru.take_oldest`.
-        """
-        taken: list[Key] = []
-        unseen, ahead = len(self._keys), 0
-        while unseen and len(taken) < count:
-            met = self._first(min(max(count - len(taken), ahead), unseen))
-            stay = staying(met)
-            if stay:
-                ahead = min(max(FEWEST_AHEAD, 2 * ahead), MOST_AHEAD)
-            leaving, staying_here = part(met, stay, count - len(taken))
-            seen = len(leaving) + len(staying_here)
-            unseen -= seen
-            self._order.extendleft(reversed(met[seen:]))
-            self._order.extend(staying_here)
-            self._keys.difference_update(leaving)
-            taken += leaving
-        return taken
+        """Take up to ``count`` keys that may leave; see :mod:`kvtiers.host.policies.taking`."""
+        return take_oldest(len(self._keys), count, staying, self._first, self._sort_out)
 
     def isdisjoint(self, keys: Sequence[Key]) -> bool:
         """Whether none of these is in."""
@@ -95,6 +78,12 @@ class KeyQueue:
     def __repr__(self) -> str:
         return f"<KeyQueue {len(self)} keys>"
 
+    def _sort_out(self, met: list[Key], leaving: list[Key], staying_here: list[Key]) -> None:
+        if len(leaving) < len(met):
+            self._order.extendleft(reversed(met[len(leaving) + len(staying_here) :]))
+            self._order.extend(staying_here)
+        self._keys.difference_update(leaving)
+
     def _first(self, count: int) -> list[Key]:
         """Take the first ``count`` keys off the queue, and the void places before them.
 
@@ -109,8 +98,10 @@ class KeyQueue:
             if self._void and not self._void.keys().isdisjoint(met):
                 met = [key for key in met if not self._was_void(key)]
             first += met
-        self._order.extendleft(reversed(first[count:]))
-        return first[:count]
+        if len(first) > count:
+            self._order.extendleft(reversed(first[count:]))
+            del first[count:]
+        return first
 
     def _was_void(self, key: Key) -> bool:
         if key not in self._void:

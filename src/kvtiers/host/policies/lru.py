@@ -1,14 +1,12 @@
 """Least recently used."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from kvtiers.chunks import Key
 from kvtiers.host.policies.base import Staying
-
-FEWEST_AHEAD, MOST_AHEAD = 32, 4096
-"""How many keys are asked about at once after one had to stay, at first and at most."""
+from kvtiers.host.policies.taking import take_oldest
 
 
 class LRUPolicy:
@@ -38,7 +36,7 @@ class LRUPolicy:
 
     def evict(self, count: int, staying: Staying) -> list[Key]:
         """Remove the ``count`` oldest keys that may leave; amortised O(1) for each."""
-        return take_oldest(self._order, count, staying)
+        return evict_oldest(self._order, count, staying)
 
     def remove(self, keys: Sequence[Key]) -> None:
         """Forget ``keys``."""
@@ -61,39 +59,16 @@ class LRUPolicy:
         return f"<LRUPolicy {len(self._order)}/{self.capacity}>"
 
 
-def take_oldest(order: OrderedDict[Key, None], count: int, staying: Staying) -> list[Key]:
-    """Take up to ``count`` keys that may leave from the front; those that stay go to the end.
+def evict_oldest(order: OrderedDict[Key, None], count: int, staying: Staying) -> list[Key]:
+    """Remove up to ``count`` keys that may leave from the front of ``order``."""
 
-    Where one stays many do, a request's whole prefix: after a refusal ever more are asked about.
-    """
-    taken: list[Key] = []
-    unseen, ahead = len(order), 0
-    while unseen and len(taken) < count:
-        met = list(islice(order, min(max(count - len(taken), ahead), unseen)))
-        stay = staying(met)
-        if stay:
-            ahead = min(max(FEWEST_AHEAD, 2 * ahead), MOST_AHEAD)
-        leaving, staying_here = part(met, stay, count - len(taken))
-        unseen -= len(leaving) + len(staying_here)
+    def first(n: int) -> list[Key]:
+        return list(islice(order, n))
+
+    def sort_out(met: list[Key], leaving: list[Key], staying_here: list[Key]) -> None:
         for key in staying_here:
             order.move_to_end(key)
         for key in leaving:
             del order[key]
-        taken += leaving
-    return taken
 
-
-def part(met: list[Key], stay: Collection[Key], count: int) -> tuple[list[Key], list[Key]]:
-    """The first ``count`` of ``met`` that do not stay, and those that stay before the last one."""
-    if not stay:
-        return met[:count], []
-    leaving: list[Key] = []
-    staying_here: list[Key] = []
-    for key in met:
-        if key in stay:
-            staying_here.append(key)
-        elif len(leaving) < count:
-            leaving.append(key)
-        if len(leaving) == count:
-            break
-    return leaving, staying_here
+    return take_oldest(len(order), count, staying, first, sort_out)

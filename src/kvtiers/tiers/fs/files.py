@@ -98,6 +98,11 @@ class FilesStore:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
+    @property
+    def direct(self) -> bool:
+        """Whether it goes past the page cache, as far as the file system lets it."""
+        return self._io.direct
+
     # -- the contract ---------------------------------------------------------------------------
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
