@@ -244,7 +244,10 @@ class StoreLaws(Laws):
 
     @law("S14")
     def test_s14_touch_never_waits(self, tmp_path: Path) -> None:
-        """It returns while a lane is anywhere inside the store, and ignores unknown keys."""
+        """It returns while a lane is anywhere inside the store, and ignores unknown keys.
+
+        So does ``contains`` of an ``instant`` store.
+        """
         stops = Stops(self.patience_s)
         environment = Environment(NAMESPACE, interrupt=stops.interrupt)
         with self._open(tmp_path, environment=environment) as bench:
@@ -261,6 +264,9 @@ class StoreLaws(Laws):
                 while stops.next():
                     with self.watched("touch", stops.finish):
                         bench.store.touch(keys("a", "b", "never seen"))
+                    if bench.store.capabilities.instant:
+                        with self.watched("contains", stops.finish):
+                            must(bench.contains(keys("never seen")) == [False], "it is found")
                     stops.go_on()
             finally:
                 stops.finish()
@@ -318,17 +324,27 @@ class StoreLaws(Laws):
 
     @law("S18")
     def test_s18_namespaces_never_meet(self, tmp_path: Path) -> None:
-        """Chunks of one namespace are absent in another, even if their record is moved there."""
+        """Chunks of one namespace are absent in another, even if their record is moved there.
+
+        A place that is not ``shared`` may have to be left first.
+        """
         names = keys("a", "b")
         with self._open(tmp_path) as ours:
             ours.write(names)
             record = self._record(ours, names[0])
-            with self._open(tmp_path, OTHER_NAMESPACE) as theirs:
-                theirs.must_lack(names)
-                theirs.write(names[1:])
-                self.seed(theirs.store, names[0], record)
-                self._must_be_refused(theirs, names[0], names[1])
-            ours.must_hold(names)
+            try:
+                theirs = self._open(tmp_path, OTHER_NAMESPACE)
+            except KVTiersError:
+                must(not ours.store.capabilities.shared, "a shared place is refused")
+            else:
+                self._must_keep_apart(theirs, names, record)
+                ours.must_hold(names)
+                return
+            persistent = ours.store.capabilities.persistent
+        self._must_keep_apart(self._open(tmp_path, OTHER_NAMESPACE), names, record)
+        if persistent:
+            with self._open(tmp_path) as ours:
+                ours.must_hold(names)
 
     @law("S19")
     def test_s19_shared_stores_see_each_other_and_others_are_alone(self, tmp_path: Path) -> None:
@@ -358,6 +374,15 @@ class StoreLaws(Laws):
     ) -> AbstractContextManager[StoreBench]:
         environment = environment or Environment(namespace)
         return closing(StoreBench(self.make(place, environment.context()), environment))
+
+    def _must_keep_apart(
+        self, opened: AbstractContextManager[StoreBench], names: Sequence[Key], record: bytes
+    ) -> None:
+        with opened as theirs:
+            theirs.must_lack(names)
+            theirs.write(names[1:])
+            self.seed(theirs.store, names[0], record)
+            self._must_be_refused(theirs, names[0], names[1])
 
     def _must_be_alone(self, ours: StoreBench, names: Sequence[Key], place: Path) -> None:
         """A second instance is refused at its opening, or neither finds what the other has."""

@@ -30,6 +30,9 @@ class Capabilities:
     """
     delete: bool = True
     scan: bool = True
+    instant: bool = False
+    """``contains`` answers from memory, without a system call or a lock that is held for longer
+    than that: it is called on the scheduler thread, and lookups are answered at once."""
 
 
 @dataclass(frozen=True, slots=True)

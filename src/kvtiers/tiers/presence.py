@@ -4,7 +4,7 @@ Pure and owned by one thread; ``now`` (monotonic seconds) is an argument.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kvtiers.chunks import Key
 
@@ -13,6 +13,148 @@ _LEAST_DENIAL_S = 0.5
 
 MAX_LOSSES = 65_536
 """Losses that are remembered. Stale news of an older one is believed until a load fails."""
+
+
+class Denials:
+    """What is said not to be there for a while, whatever is known of it."""
+
+    def __init__(self, ttl_s: float, max_chunks: int) -> None:
+        self._ttl_s = max(_LEAST_DENIAL_S, ttl_s)
+        self._max_chunks = max_chunks
+        self._until: OrderedDict[Key, float] = OrderedDict()
+
+    def covers(self, key: Key, now: float) -> bool:
+        """Whether ``key`` is denied."""
+        until = self._until.get(key)
+        return until is not None and now < until
+
+    def add(self, keys: Iterable[Key], now: float) -> None:
+        """Deny these until the time to live has passed, or until they are lifted."""
+        for key in keys:
+            self._until[key] = now + self._ttl_s
+            self._until.move_to_end(key)
+
+    def lift(self, key: Key) -> None:
+        """Deny this no more."""
+        self._until.pop(key, None)
+
+    def expire(self, now: float) -> None:
+        """Drop denials that are over; also the oldest ones above the bound."""
+        denied = self._until
+        while denied:
+            key, until = next(iter(denied.items()))
+            if until > now and len(denied) <= self._max_chunks:
+                return
+            del denied[key]
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def check(self) -> None:
+        """Raise AssertionError if the order of expiry is broken."""
+        times = list(self._until.values())
+        assert times == sorted(times), "denials are not in order of expiry"
+
+
+class Losses:
+    """Chunks that were lost lately, and when: the ``moment`` grows with every loss."""
+
+    def __init__(self) -> None:
+        self.moment = 0
+        self._lost: OrderedDict[Key, int] = OrderedDict()
+
+    def add(self, key: Key) -> None:
+        """It was lost just now."""
+        self.moment += 1
+        self._lost[key] = self.moment
+        self._lost.move_to_end(key)
+        if len(self._lost) > MAX_LOSSES:
+            self._lost.popitem(last=False)
+
+    def after(self, key: Key, moment: int) -> bool:
+        """Whether ``key`` was lost after that moment, as far as is remembered."""
+        return self._lost.get(key, 0) > moment
+
+    def forget(self, key: Key) -> None:
+        """It is there again, beyond doubt."""
+        self._lost.pop(key, None)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._lost
+
+    def __len__(self) -> int:
+        return len(self._lost)
+
+
+class InstantPresence:
+    """Presence in a store that knows by itself what it holds, at once: nothing is kept twice.
+
+    As :class:`Presence`; an ``ask`` that raises says that nothing is there.
+    """
+
+    def __init__(self, ask: Callable[[Sequence[Key]], list[bool]], denial_ttl_s: float) -> None:
+        self._ask = ask
+        self._denials = Denials(denial_ttl_s, MAX_LOSSES)
+        self._losses = Losses()
+        self.complete = True
+
+    @property
+    def moment(self) -> int:
+        """Grows with every loss."""
+        return self._losses.moment
+
+    def find(self, key: Key, now: float) -> bool | None:
+        """True: there. False: not there, or not usable now."""
+        return self.holds(key) and not self._denials.covers(key, now)
+
+    def holds(self, key: Key) -> bool:
+        """Whether the chunk is stored, usable or not."""
+        try:
+            return self._ask((key,))[0] is True
+        except Exception:
+            return False
+
+    def add(self, keys: Iterable[Key], since: int | None = None) -> None:
+        """These are there: they are not denied any more."""
+        for key in keys:
+            self._denials.lift(key)
+
+    def announce(self, keys: Iterable[Key]) -> list[Key]:
+        """These are there by our doing, and were not before."""
+        new = list(keys)
+        self.add(new)
+        for key in new:
+            self._losses.forget(key)
+        return new
+
+    def discard(self, keys: Iterable[Key]) -> list[Key]:
+        """These are gone. Returns those of which that was not said before."""
+        news = [key for key in keys if key not in self._losses]
+        for key in news:
+            self._losses.add(key)
+        return news
+
+    def deny(self, keys: Iterable[Key], now: float) -> None:
+        """Do not find these until the time to live has passed, or until they are added."""
+        self._denials.add(keys, now)
+
+    def touch(self, keys: Iterable[Key]) -> None:
+        """The store is told by itself."""
+
+    def expire(self, now: float) -> None:
+        """Drop denials that are over."""
+        self._denials.expire(now)
+
+    def __len__(self) -> int:
+        return 0
+
+    def check(self) -> None:
+        """Raise AssertionError if a bound or the order of denials is broken."""
+        self._denials.check()
+        assert len(self._losses) <= MAX_LOSSES, "more losses than the bound"
+
+    def __repr__(self) -> str:
+        return f"<InstantPresence {len(self._denials)} denied>"
 
 
 class Presence:
@@ -26,20 +168,21 @@ class Presence:
 
     def __init__(self, max_chunks: int, denial_ttl_s: float) -> None:
         self._max_chunks = max_chunks
-        self._denial_ttl_s = max(_LEAST_DENIAL_S, denial_ttl_s)
         self._held: OrderedDict[Key, bool] = OrderedDict()  # -> whether announced
-        self._denied: OrderedDict[Key, float] = OrderedDict()
-        self._lost: OrderedDict[Key, int] = OrderedDict()  # -> the moment of it
+        self._denials = Denials(denial_ttl_s, max_chunks)
+        self._losses = Losses()
         self._overflowed = False
-        self.moment = 0
-        """Grows with every loss."""
         self.complete = False
         """Set by the owner when everything that was stored before is in the table."""
 
+    @property
+    def moment(self) -> int:
+        """Grows with every loss."""
+        return self._losses.moment
+
     def find(self, key: Key, now: float) -> bool | None:
         """True: there. False: not there, or not usable now. None: has to be asked."""
-        denied_until = self._denied.get(key)
-        if denied_until is not None and now < denied_until:
+        if self._denials.covers(key, now):
             return False
         if key in self._held:
             return True
@@ -51,10 +194,10 @@ class Presence:
 
     def add(self, keys: Iterable[Key], since: int | None = None) -> None:
         """These are there, by what was seen after the moment ``since``; None: just now."""
-        if since is not None and self._lost:
-            keys = [key for key in keys if self._lost.get(key, 0) <= since]
+        if since is not None and self._losses:
+            keys = [key for key in keys if not self._losses.after(key, since)]
         for key in keys:
-            self._denied.pop(key, None)
+            self._denials.lift(key)
             self._held.setdefault(key, False)
         while len(self._held) > self._max_chunks:
             self._held.popitem(last=False)
@@ -74,21 +217,15 @@ class Presence:
         """These are gone. Returns those that were known."""
         known = []
         for key in keys:
-            self.moment += 1
-            self._lost[key] = self.moment
-            self._lost.move_to_end(key)
+            self._losses.add(key)
             if key in self._held:
                 del self._held[key]
                 known.append(key)
-        while len(self._lost) > MAX_LOSSES:
-            self._lost.popitem(last=False)
         return known
 
     def deny(self, keys: Iterable[Key], now: float) -> None:
         """Do not find these until the time to live has passed, or until they are added."""
-        for key in keys:
-            self._denied[key] = now + self._denial_ttl_s
-            self._denied.move_to_end(key)
+        self._denials.add(keys, now)
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Forget these last. Unknown keys are ignored."""
@@ -98,12 +235,7 @@ class Presence:
 
     def expire(self, now: float) -> None:
         """Drop denials that are over; also the oldest ones above the bound."""
-        denied = self._denied
-        while denied:
-            key, until = next(iter(denied.items()))
-            if until > now and len(denied) <= self._max_chunks:
-                return
-            del denied[key]
+        self._denials.expire(now)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -111,10 +243,9 @@ class Presence:
     def check(self) -> None:
         """Raise AssertionError if a bound or the order of denials is broken."""
         assert len(self._held) <= self._max_chunks, "more chunks than the bound"
-        assert len(self._lost) <= MAX_LOSSES, "more losses than the bound"
-        times = list(self._denied.values())
-        assert times == sorted(times), "denials are not in order of expiry"
+        assert len(self._losses) <= MAX_LOSSES, "more losses than the bound"
+        self._denials.check()
 
     def __repr__(self) -> str:
         known = "complete" if self.complete and not self._overflowed else "partial"
-        return f"<Presence {len(self._held)} held, {len(self._denied)} denied, {known}>"
+        return f"<Presence {len(self._held)} held, {len(self._denials)} denied, {known}>"

@@ -18,7 +18,7 @@ from kvtiers.tiers.breaker import Breaker
 from kvtiers.tiers.jobs import Taken, split
 from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
 from kvtiers.tiers.options import RunnerOptions
-from kvtiers.tiers.presence import Presence
+from kvtiers.tiers.presence import InstantPresence, Presence
 from kvtiers.tiers.scanning import Scan, StartUpScan
 from kvtiers.tiers.work import Mover, Question, Transfer, fault
 
@@ -65,7 +65,7 @@ class StoreTier:
         self._start_thread = start_thread
         self._exclusive = not store.capabilities.shared
         self._mover = Mover(store, inbox, clock, options.transfer_retries)
-        self._presence = Presence(options.max_tracked_chunks, options.negative_ttl_s)
+        self._presence = _presence(store, options)
         self._breaker = Breaker(
             options.breaker_failures, options.breaker_cooldown_s, options.breaker_max_cooldown_s
         )
@@ -87,7 +87,7 @@ class StoreTier:
             self._close_store()
             raise
         self._scan = StartUpScan(self.label, options.scan_deadline_s)
-        if store.capabilities.scan:
+        if store.capabilities.scan and not store.capabilities.instant:
             self._lanes.put(self._scan.begin(store, inbox, clock))
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
@@ -403,3 +403,9 @@ class StoreTier:
             f"{len(self._jobs) - hung} jobs, {hung} hung, {len(self._asking)} lookups, "
             f"{self._held_store_bytes} bytes held, {self._breaker.state.value}>"
         )
+
+
+def _presence(store: ChunkStore, options: RunnerOptions) -> Presence | InstantPresence:
+    if store.capabilities.instant:
+        return InstantPresence(store.contains, options.negative_ttl_s)
+    return Presence(options.max_tracked_chunks, options.negative_ttl_s)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from kvtiers.tiers.base import ChunkStore, StoreContext
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.options import RunnerOptions, require
 
 
@@ -17,8 +18,9 @@ class FsOptions(RunnerOptions):
     """Folder of all namespaces; made if absent. May be shared by engines and hosts."""
     capacity_bytes: int | None = None
     """Bound of all kvtiers files under ``root_dir``, if this engine is their only writer."""
-    layout: Literal["files"] = "files"
-    """One file per chunk."""
+    layout: Literal["files", "log"] = "files"
+    """``files``: one file per chunk, for folders that are shared. ``log``: segments with many
+    chunks each, for a local disk and one engine: many times as fast with small chunks."""
     direct_io: Literal["auto", "on", "off"] = "auto"
     """Past the page cache where it works; ``on`` refuses a file system where it does not."""
     fsync: bool = False
@@ -50,6 +52,15 @@ def _is_path(name: str) -> bool:
 
 def build(context: StoreContext, options: FsOptions) -> ChunkStore:
     """The store of a configured ``fs`` tier. Raises ConfigError naming the option."""
+    if options.layout == "log":
+        require(options.capacity_bytes is not None, "capacity_bytes", "is missing: a log needs it")
+        return LogStore(
+            context,
+            options.root_dir,
+            capacity_bytes=options.capacity_bytes or 0,
+            direct_io=options.direct_io,
+            fsync=options.fsync,
+        )
     return FilesStore(
         context,
         options.root_dir,

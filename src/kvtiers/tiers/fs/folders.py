@@ -81,7 +81,8 @@ def open_root(root_dir: str) -> str:
     except OSError as e:
         raise unusable(root, e) from e
     namespaces = [e for e in entries if names.is_namespace(e)]
-    strangers = [e for e in entries if e not in namespaces and not _HARMLESS.fullmatch(e)]
+    ours = {*namespaces, names.LOG}
+    strangers = [e for e in entries if e not in ours and not _HARMLESS.fullmatch(e)]
     if strangers and not any(has_our_manifest(os.path.join(root, n)) for n in namespaces):
         raise bad_option(
             "root_dir",

@@ -10,6 +10,8 @@ SUFFIX = ".kvc"
 MANIFEST = "manifest.json"
 TEMP = "tmp"
 QUARANTINE = "quarantine"
+LOG = "log"
+"""Beside the namespaces: the segments of layout ``log``."""
 
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
 _CHUNK = re.compile(r"((?:[0-9a-f]{2})*)-g([0-9]{1,10})\.kvc")

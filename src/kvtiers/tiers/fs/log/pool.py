@@ -1,0 +1,196 @@
+"""Which segments there are, what each is doing, and which leaves first. Pure, not synchronised.
+
+A segment goes round::
+
+    FREE --begin--> ACTIVE --close--> FULL --seal--> SEALED --evict--> DRAINING --free--> FREE
+
+A FULL one still has writes under way, a DRAINING one reads. Segments leave in the order in which
+they were begun, those of other namespaces like ours.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvtiers.chunks import PAGE_BYTES, Key
+from kvtiers.tiers.fs.log.format import FIRST_PAGE, Row, table_pages
+
+
+class State(Enum):
+    """What a segment is doing."""
+
+    FREE = "free"
+    ACTIVE = "active"
+    FULL = "full"
+    SEALED = "sealed"
+    DRAINING = "draining"
+
+
+_NEXT = {
+    (State.FREE, State.ACTIVE),
+    (State.ACTIVE, State.FULL),
+    (State.FULL, State.SEALED),
+    (State.SEALED, State.ACTIVE),  # the last one, when the log is opened again
+    (State.SEALED, State.DRAINING),
+    (State.DRAINING, State.FREE),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One file."""
+
+    number: int
+    nbytes: int
+    state: State = State.FREE
+    sequence: int = 0
+    created_at: float = 0.0
+    keys: list[Key] = field(default_factory=list)
+    """Of the records that it got; which of them still count, the index says."""
+    rows: list[Row] = field(default_factory=list)
+    """Until it is sealed: what its table will say."""
+    next_page: int = FIRST_PAGE
+    writes: int = 0
+    reads: int = 0
+    _promised_rows: int = 0
+    _promised_key_bytes: int = 0
+    _key_lengths: set[int] = field(default_factory=set)
+
+    def to(self, state: State) -> None:
+        """Change the state. Raises ValueError, and changes nothing, if that cannot be."""
+        if (self.state, state) not in _NEXT:
+            raise ValueError(f"{self!r} cannot become {state.value}")
+        self.state = state
+
+    def begin(self, sequence: int, created_at: float) -> None:
+        """It is the active one, and empty."""
+        self.to(State.ACTIVE)
+        self.sequence, self.created_at = sequence, created_at
+        self.clear()
+
+    def clear(self) -> None:
+        """It holds nothing."""
+        self.keys, self.rows = [], []
+        self.next_page = FIRST_PAGE
+        self._promised_rows = self._promised_key_bytes = 0
+        self._key_lengths = set()
+
+    def take_in(self, rows: Sequence[Row]) -> None:
+        """What a table or a scan found in it."""
+        self.rows = list(rows)
+        self.keys = [row.key for row in rows if row.pages]
+        self._promised_rows = len(rows)
+        self._promised_key_bytes = sum(len(row.key) for row in rows)
+        self._key_lengths = {len(row.key) for row in rows}
+        self.next_page = max((r.page + 1 + r.pages for r in rows), default=FIRST_PAGE)
+
+    def allocate(self, wanted: Sequence[tuple[Key, int]], most: int) -> list[Row]:
+        """Places for as many of ``wanted`` - key, pages - as fit, at most ``most``."""
+        end = self.nbytes // PAGE_BYTES - 1
+        rows: list[Row] = []
+        for key, pages in wanted[:most]:
+            key_bytes = self._promised_key_bytes + len(key)
+            lengths = len(self._key_lengths) + (len(key) not in self._key_lengths)
+            table = table_pages(key_bytes, self._promised_rows + 1, lengths)
+            if self.next_page + 1 + pages + table > end:
+                break
+            rows.append(Row(key, self.next_page, pages))
+            self.next_page += 1 + pages
+            self._promised_rows += 1
+            self._promised_key_bytes = key_bytes
+            self._key_lengths.add(len(key))
+        return rows
+
+    def wrote(self, rows: Iterable[Row]) -> None:
+        """These records are on the disk."""
+        for row in rows:
+            self.rows.append(row)
+            if row.pages:
+                self.keys.append(row.key)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Segment {self.number} {self.state.value}, use {self.sequence}: "
+            f"{len(self.keys)} chunks, {self.writes} writes, {self.reads} reads>"
+        )
+
+
+class Pool:
+    """The segments of one log, within ``capacity_bytes``."""
+
+    def __init__(self, capacity_bytes: int, segment_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.segment_bytes = segment_bytes
+        self.segments: dict[int, Segment] = {}
+        self.active: Segment | None = None
+        self._sequence = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.nbytes for segment in self.segments.values())
+
+    def next_sequence(self) -> int:
+        """A number that no use of a segment had before."""
+        self._sequence += 1
+        return self._sequence
+
+    def found(self, segment: Segment) -> None:
+        """A file that was there when the log was opened."""
+        self.segments[segment.number] = segment
+        self._sequence = max(self._sequence, segment.sequence)
+
+    def new(self) -> Segment | None:
+        """A segment to be made, if there may be one more."""
+        if self.used_bytes + self.segment_bytes > self.capacity_bytes:
+            return None
+        number = next(n for n in range(len(self.segments) + 1) if n not in self.segments)
+        segment = self.segments[number] = Segment(number, self.segment_bytes)
+        return segment
+
+    def forget(self, segment: Segment) -> None:
+        """Its file is gone."""
+        del self.segments[segment.number]
+
+    def free(self) -> Segment | None:
+        """One that holds nothing and has the right length."""
+        return next((s for s in self._in(State.FREE) if s.nbytes == self.segment_bytes), None)
+
+    def misfits(self) -> list[Segment]:
+        """Free ones that are of another length, or too many."""
+        free = list(self._in(State.FREE))
+        surplus = max(0, self.used_bytes - self.capacity_bytes)
+        wrong = [s for s in free if s.nbytes != self.segment_bytes]
+        right = [s for s in free if s.nbytes == self.segment_bytes]
+        while surplus > sum(s.nbytes for s in wrong) and right:
+            wrong.append(right.pop())
+        return wrong
+
+    def victim(self) -> Segment | None:
+        """The one that was begun first of those that nobody writes to."""
+        sealed = self._in(State.SEALED)
+        return min(sealed, key=lambda segment: segment.sequence, default=None)
+
+    def last_sealed(self) -> Segment | None:
+        """The one that was begun last."""
+        sealed = self._in(State.SEALED)
+        return max(sealed, key=lambda segment: segment.sequence, default=None)
+
+    def _in(self, state: State) -> Iterable[Segment]:
+        return (s for s in self.segments.values() if s.state is state)
+
+    def check(self) -> None:
+        """Raise AssertionError if it holds too much or the states are wrong."""
+        assert self.used_bytes <= self.capacity_bytes, "more than the capacity"
+        active = list(self._in(State.ACTIVE))
+        assert active == ([self.active] if self.active else []), "not one active segment"
+        for segment in self.segments.values():
+            quiet = segment.state in (State.SEALED, State.FREE, State.DRAINING)
+            assert segment.writes == 0 or not quiet, f"{segment!r} is written to"
+            assert segment.state is not State.FREE or not segment.reads, f"{segment!r} is read"
+            assert segment.sequence <= self._sequence, f"{segment!r} is of the future"
+
+    def __repr__(self) -> str:
+        states = [s.state.value for s in self.segments.values()]
+        counts = ", ".join(f"{states.count(s.value)} {s.value}" for s in State)
+        return f"<Pool {self.used_bytes}/{self.capacity_bytes} bytes: {counts}>"
