@@ -1,37 +1,43 @@
+import struct
+
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.testing import StoreLaws, StoreTierLaws
 from kvtiers.tiers.fs.log import LogStore
-from kvtiers.tiers.fs.log import format as fmt
+
+CHECKSUM = struct.Struct("<Q")
 
 
 class TestLog(StoreLaws):
+    """The record of a chunk is the checksum of its row, and its payload in whole pages."""
+
     capacity_bytes = 4 << 20
 
     def make(self, place, context):
         return LogStore(context, str(place / "kv"), capacity_bytes=self.capacity_bytes)
 
     def peek(self, store, name):
-        at = store._index.find(name)
+        core = store._core
+        at = core.index.find(name)
         if at is None:
             return None
-        found = store._files.read_pages(at.segment, at.page, 1 + at.pages)
-        return None if found is None else bytes(found)
+        return CHECKSUM.pack(at.checksum) + core.files.read_pages(at.segment, at.page, at.pages)
 
     def seed(self, store, name, record):
-        """What is shorter than the place is followed by bytes that were not there."""
-        at = store._index.find(name)
-        if at is None:
-            count = fmt.pages_of(len(record))
-            segment, (row,) = store._allocate([(name, count - 1)])
-            segment.wrote([row])
-            store._index.put(segment.number, [row])
-            store._end_write(segment)
-            at = store._index.find(name)
-        buffer = store._files.read_pages(at.segment, at.page, 1 + at.pages)
-        kept = min(len(record), len(buffer))
-        buffer[:kept] = record[:kept]
-        buffer[kept:] = bytes(byte ^ 0xFF for byte in buffer[kept:])
-        store._files.write(at.segment, at.page, [buffer])
+        """What is shorter than its place is followed by bytes that were not there before."""
+        core = store._core
+        if core.index.find(name) is None:
+            pages = max(1, (len(record) - CHECKSUM.size) // PAGE_BYTES)
+            segment, run = store._roller.place([(name, pages * PAGE_BYTES)])
+            assert core.append(segment, run, [memoryview(bytes(pages * PAGE_BYTES))]) is None
+        at = core.index.find(name)
+        whole = bytearray(self.peek(store, name))
+        kept = min(len(record), len(whole))
+        whole[:kept] = record[:kept]
+        whole[kept:] = bytes(byte ^ 0xFF for byte in whole[kept:])
+        core.files.write_pages(at.segment, at.page, bytes(whole[CHECKSUM.size :]))
+        (checksum,) = CHECKSUM.unpack_from(whole)
+        row = (name, at.page, at.pages * PAGE_BYTES, checksum)
+        core.index.put(at.segment, [row])
 
 
 class TestBufferedLog(TestLog):

@@ -109,10 +109,14 @@ class InstantPresence:
 
     def holds(self, key: Key) -> bool:
         """Whether the chunk is stored, usable or not."""
+        return not self.lacks((key,))
+
+    def lacks(self, keys: Sequence[Key]) -> Sequence[int]:
+        """The places in ``keys`` of those that are not stored."""
         try:
-            return self._ask((key,))[0] is True
+            return [i for i, there in enumerate(self._ask(keys)) if there is not True]
         except Exception:
-            return False
+            return range(len(keys))
 
     def add(self, keys: Iterable[Key], since: int | None = None) -> None:
         """These are there: they are not denied any more."""
@@ -191,6 +195,11 @@ class Presence:
     def holds(self, key: Key) -> bool:
         """Whether the chunk is known to be stored, usable or not."""
         return key in self._held
+
+    def lacks(self, keys: Sequence[Key]) -> Sequence[int]:
+        """The places in ``keys`` of those that are not known to be stored."""
+        held = self._held
+        return [i for i, key in enumerate(keys) if key not in held]
 
     def add(self, keys: Iterable[Key], since: int | None = None) -> None:
         """These are there, by what was seen after the moment ``since``; None: just now."""

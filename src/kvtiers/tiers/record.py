@@ -5,11 +5,8 @@ One page of ``PAGE_BYTES``, little-endian, zero where nothing is said::
     0   8  magic "KVTchunk"        24   8  XXH3-64 of the payload
     8   2  format version          32  16  namespace id
     10  2  length of the key       48   .  key
-    12  4  tag
+    12  4  zero
     16  8  length of the payload   4088 8  XXH3-64 of bytes 0..4088 of this page
-
-The tag says where a record belongs if that changes: 0 in a file of its own, the sequence number of
-the segment in a log.
 
 XXH3 finds accidents (bit rot, torn or swapped files), not forgery. A reader of format N also
 reads N-1; there is only one format yet. Magic and version keep their place in every format.
@@ -26,7 +23,7 @@ from kvtiers.errors import Kind, KVTiersError
 VERSION = 1
 MAX_KEY_BYTES = 512
 
-MAGIC = b"KVTchunk"
+_MAGIC = b"KVTchunk"
 _FIELDS = struct.Struct("<8sHHIQQ16s")
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_AT = PAGE_BYTES - _CHECKSUM.size
@@ -40,23 +37,22 @@ class Record:
     key: Key
     payload_bytes: int
     payload_xxh3: int
-    tag: int = 0
 
 
-def pack(key: Key, namespace_id: str, payload: memoryview | bytes, tag: int = 0) -> bytes:
-    """The identity page of ``payload``. ``namespace_id`` is 32 hex digits, ``tag`` 32 bits.
+def pack(key: Key, namespace_id: str, payload: memoryview | bytes) -> bytes:
+    """The identity page of ``payload``. ``namespace_id`` is 32 hex digits.
 
     Raises KVTiersError (``Kind.UNSUPPORTED``) for a key above ``MAX_KEY_BYTES``.
     """
-    body = _start(key, namespace_id, payload, tag).ljust(_CHECKSUM_AT, b"\0")
+    body = _start(key, namespace_id, payload).ljust(_CHECKSUM_AT, b"\0")
     return body + _CHECKSUM.pack(xxh3_64_intdigest(body))
 
 
-def _start(key: Key, namespace_id: str, payload: memoryview | bytes, tag: int) -> bytes:
+def _start(key: Key, namespace_id: str, payload: memoryview | bytes) -> bytes:
     if len(key) > MAX_KEY_BYTES:
         raise key_too_long(key)
     checksum, namespace = xxh3_64_intdigest(payload), bytes.fromhex(namespace_id)
-    return _FIELDS.pack(MAGIC, VERSION, len(key), tag, len(payload), checksum, namespace) + key
+    return _FIELDS.pack(_MAGIC, VERSION, len(key), 0, len(payload), checksum, namespace) + key
 
 
 def key_too_long(key: Key) -> KVTiersError:
@@ -68,22 +64,12 @@ def key_too_long(key: Key) -> KVTiersError:
     )
 
 
-def intact(pages: memoryview, key: Key, namespace_id: str, tag: int = 0) -> memoryview | None:
-    """The payload in ``pages``, identity page included, if it is the whole chunk ``key``."""
-    header = pages[:PAGE_BYTES]
-    found = parse(bytes(header))
-    if isinstance(found, KVTiersError):
-        return None
-    payload = pages[PAGE_BYTES : PAGE_BYTES + found.payload_bytes]
-    return None if verify(header, key, namespace_id, payload, tag) else payload
-
-
 def parse(header: bytes) -> Record | KVTiersError:
     """Read an identity page, or say (``Kind.CORRUPT``) why it is none."""
     if len(header) != PAGE_BYTES:
         return _corrupt(f"the header is short: {len(header)} of {PAGE_BYTES} bytes")
-    magic, version, key_bytes, tag, length, checksum, namespace = _FIELDS.unpack_from(header)
-    if magic != MAGIC:
+    magic, version, key_bytes, _, length, checksum, namespace = _FIELDS.unpack_from(header)
+    if magic != _MAGIC:
         return _corrupt("the header is damaged: this is no kvtiers chunk")
     if version != VERSION:
         return _corrupt(
@@ -93,7 +79,7 @@ def parse(header: bytes) -> Record | KVTiersError:
     if not _intact(header):
         return _corrupt("the header is damaged: its checksum differs")
     key = Key(header[_FIELDS.size : _FIELDS.size + key_bytes])
-    return Record(namespace.hex(), key, length, checksum, tag)
+    return Record(namespace.hex(), key, length, checksum)
 
 
 def _intact(header: memoryview | bytes) -> bool:
@@ -104,19 +90,15 @@ def _intact(header: memoryview | bytes) -> bool:
 
 
 def verify(
-    header: memoryview | bytes,
-    key: Key,
-    namespace_id: str,
-    payload: memoryview | bytes,
-    tag: int = 0,
+    header: memoryview | bytes, key: Key, namespace_id: str, payload: memoryview | bytes
 ) -> KVTiersError | None:
     """None if ``payload`` is the whole chunk ``key`` of that namespace, else what differs.
 
     The error is ``Kind.CORRUPT`` and names the field: damaged, short, foreign key, foreign
-    namespace, foreign tag, or another format version.
+    namespace, or another format version.
     """
     if _intact(header):
-        start = _start(key, namespace_id, payload, tag)
+        start = _start(key, namespace_id, payload)
         if bytes(header[: len(start)]) == start:
             return None
     record = parse(bytes(header))
@@ -126,8 +108,6 @@ def verify(
         return _corrupt(f"it is of the foreign namespace {record.namespace_id}")
     if record.key != key:
         return _corrupt(f"it holds the foreign key {record.key.hex()}")
-    if record.tag != tag:
-        return _corrupt(f"it belongs elsewhere: its tag is {record.tag} instead of {tag}")
     if record.payload_bytes != len(payload):
         how = "short" if record.payload_bytes < len(payload) else "long"
         return _corrupt(

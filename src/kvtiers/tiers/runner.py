@@ -148,7 +148,7 @@ class StoreTier:
         held = self._held_store_bytes
         if held and held + size > self._options.max_queued_store_bytes:
             return False
-        todo = [i for i, key in enumerate(job.keys) if not self._presence.holds(key)]
+        todo = self._presence.lacks(job.keys)
         return self._submit(job, todo, self._options.store_deadline_s, size)
 
     def submit_load(self, job: Job) -> bool:

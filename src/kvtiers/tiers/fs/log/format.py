@@ -1,17 +1,18 @@
-"""The bytes of a segment: a header page, records, and once it is full a table of them. Pure.
+"""The bytes of a segment: a header page, runs of chunks, and once it is full a table. Pure.
 
 Little-endian, in pages of ``PAGE_BYTES``; what is not said is zero::
 
     page 0          header: magic "KVTsegmt", version, sequence number, length, time, namespace
-    page 1 ..       records, one after the other: an identity page (tiers/record.py) whose tag is
-                    the sequence number, and the payload up to whole pages; a record without
-                    payload says that the chunk was deleted
-    .. last but one the table, if the segment is sealed: key, page and pages of every record
-    last page       trailer: magic "KVTtable", version, sequence number, length of the table, its
-                    XXH3-64
+    page 1 ..       runs, one after the other, each written by one call: a head, then the payloads
+                    in its order, each up to whole pages
+    .. last but one if the segment is sealed: the table, the rows of all runs
+    last page       if the segment is sealed: trailer, magic "KVTtable"
 
-Header and trailer end with the XXH3-64 of themselves. The sequence number grows with every use of
-a segment, so that what an earlier use left behind is never taken for a record of this one.
+Head and table are lists of rows - page of the payload, bytes, checksum, key - under a magic, the
+sequence number and the XXH3-64 of the rows. No bytes: the chunk was deleted. The checksum is the
+XXH3-64 of the payload, seeded with that of namespace and key: bytes of another chunk never pass for
+this one. The sequence number grows with every use of a segment, so that what an earlier use left
+behind is never taken for a part of this one.
 """
 
 import struct
@@ -22,18 +23,21 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from kvtiers.chunks import PAGE_BYTES, Key
+from kvtiers.tiers.record import MAX_KEY_BYTES
 
 VERSION = 1
 FIRST_PAGE = 1
 MAX_SEGMENT_PAGES = 1 << 19
 """2 GiB: a place in the index stays a small number."""
+MAX_ROWS = 256
+"""Of a run: so many payloads go into one vectored call."""
 
 _HEADER = struct.Struct("<8sHHIQQd16s")
-_TRAILER = struct.Struct("<8sHHIQQQ")
+_LIST = struct.Struct("<8sHHIQQQ16s")
 _CHECKSUM = struct.Struct("<Q")
 _SECTION = struct.Struct("<HI")
-_HEADER_MAGIC, _TRAILER_MAGIC = b"KVTsegmt", b"KVTtable"
-_ENTRY_BYTES = 8
+_ROW_BYTES = 16
+_HEADER_MAGIC, _HEAD_MAGIC, _TRAILER_MAGIC = b"KVTsegmt", b"KVTrunhd", b"KVTtable"
 
 
 class Header(NamedTuple):
@@ -47,21 +51,22 @@ class Header(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Where a record lies. ``pages`` are those of the payload; 0: the chunk was deleted."""
+    """Where the payload of a chunk lies. ``nbytes`` 0: the chunk was deleted."""
 
     key: Key
     page: int
-    pages: int
-
-
-def tag(sequence: int) -> int:
-    """What records of the segment carry; never 0, which means a file of its own."""
-    return sequence % 0xFFFFFFFF + 1
+    nbytes: int
+    checksum: int = 0
 
 
 def pages_of(nbytes: int) -> int:
     """Pages that ``nbytes`` take."""
     return -(-nbytes // PAGE_BYTES)
+
+
+def checksum(namespace: bytes, key: Key, payload: memoryview | bytes) -> int:
+    """What vouches for ``payload`` as the chunk ``key`` of ``namespace`` (16 bytes)."""
+    return int(xxh3_64_intdigest(payload, seed=xxh3_64_intdigest(namespace + key)))
 
 
 def pack_header(header: Header) -> bytes:
@@ -81,38 +86,61 @@ def parse_header(page: bytes | memoryview) -> Header | None:
     return Header(sequence, length, created_at, namespace.hex())
 
 
-def table_pages(key_bytes: int, rows: int, lengths: int) -> int:
-    """Pages of a table of ``rows`` records whose keys have ``key_bytes`` bytes in all.
+def row_bytes(key_bytes: int) -> int:
+    """Bytes of the row of a key of this length."""
+    return _ROW_BYTES + key_bytes
 
-    ``lengths``: how many lengths of keys there are.
-    """
-    return pages_of(key_bytes + rows * _ENTRY_BYTES + lengths * _SECTION.size)
+
+def head_pages(rows_bytes: int, lengths: int) -> int:
+    """Pages of a head with so many bytes of rows, whose keys are of so many lengths."""
+    return pages_of(_LIST.size + _CHECKSUM.size + rows_bytes + lengths * _SECTION.size)
+
+
+def table_pages(rows_bytes: int, lengths: int) -> int:
+    """Pages of a table, and its trailer, with so many bytes of rows and lengths of keys."""
+    return pages_of(rows_bytes + lengths * _SECTION.size) + 1
+
+
+def pack_head(rows: Sequence[Row], sequence: int) -> bytes:
+    """The head of a run: whole pages."""
+    packed = _pack_rows(rows)
+    start = _pack_list(_HEAD_MAGIC, len(rows), sequence, packed)
+    head = start + _CHECKSUM.pack(xxh3_64_intdigest(start)) + packed
+    return head.ljust(pages_of(len(head)) * PAGE_BYTES, b"\0")
+
+
+def parse_head_start(page: bytes | memoryview, sequence: int) -> int | None:
+    """Pages of the head that begins with ``page``; None if no head of this use does."""
+    if page[:8] != _HEAD_MAGIC:
+        return None
+    end = _LIST.size
+    (expected,) = _CHECKSUM.unpack_from(page, end)
+    if xxh3_64_intdigest(page[:end]) != expected:
+        return None
+    _, version, _, _, found, length, _, _ = _LIST.unpack_from(page)
+    return head_pages(length, 0) if version == VERSION and found == sequence else None
+
+
+def parse_head(head: bytes | memoryview) -> list[Row] | None:
+    """The rows of a head whose first page is sound; None if they are damaged."""
+    length, digest = _LIST.unpack_from(head)[5:7]
+    start = _LIST.size + _CHECKSUM.size
+    return _parse_rows(head[start : start + length], digest)
 
 
 def pack_table(rows: Iterable[Row], sequence: int) -> bytes:
-    """Table and trailer: what the last pages of the segment hold once it is sealed.
-
-    Rows of one length of key stand together, so that a table is read at one go.
-    """
-    sections: defaultdict[int, list[Row]] = defaultdict(list)
-    for row in rows:
-        sections[len(row.key)].append(row)
-    parts = []
-    for length, members in sections.items():
-        entry = _entry(length)
-        parts.append(_SECTION.pack(length, len(members)))
-        parts += [entry.pack(page, pages, key) for key, page, pages in members]
-    table = b"".join(parts)
-    fields = sequence, len(table), xxh3_64_intdigest(table)
-    trailer = _sealed(_TRAILER.pack(_TRAILER_MAGIC, VERSION, 0, 0, *fields))
-    return bytes(pages_of(len(table)) * PAGE_BYTES - len(table)).join((table, trailer))
+    """Table and trailer: what the last pages of the segment hold once it is sealed."""
+    rows = list(rows)
+    table = _pack_rows(rows)
+    trailer = _sealed(_pack_list(_TRAILER_MAGIC, len(rows), sequence, table))
+    return table.ljust(pages_of(len(table)) * PAGE_BYTES, b"\0") + trailer
 
 
 def parse_trailer(page: bytes | memoryview, sequence: int) -> tuple[int, int] | None:
     """Bytes of the table and its XXH3-64; None if this use of the segment was not sealed."""
     if not _intact(page):
         return None
-    magic, version, _, _, found, length, digest = _TRAILER.unpack_from(page)
+    magic, version, _, _, found, length, digest, _ = _LIST.unpack_from(page)
     if magic != _TRAILER_MAGIC or version != VERSION or found != sequence:
         return None
     return length, digest
@@ -120,29 +148,52 @@ def parse_trailer(page: bytes | memoryview, sequence: int) -> tuple[int, int] | 
 
 def parse_table(table: bytes | memoryview, digest: int) -> list[Row] | None:
     """The rows; None if the table is damaged. Deletions come after what they delete."""
-    if xxh3_64_intdigest(table) != digest:
+    return _parse_rows(table, digest)
+
+
+def _pack_list(magic: bytes, count: int, sequence: int, rows: bytes) -> bytes:
+    digest = xxh3_64_intdigest(rows)
+    return _LIST.pack(magic, VERSION, 0, count, sequence, len(rows), digest, bytes(16))
+
+
+def _pack_rows(rows: Iterable[Row]) -> bytes:
+    """Rows of one length of key stand together, so that they are read at one go."""
+    sections: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        sections[len(row.key)].append(row)
+    parts = []
+    for length, members in sections.items():
+        pack = _row(length).pack
+        parts.append(_SECTION.pack(length, len(members)))
+        parts += [pack(page, nbytes, digest, key) for key, page, nbytes, digest in members]
+    return b"".join(parts)
+
+
+def _parse_rows(packed: bytes | memoryview, digest: int) -> list[Row] | None:
+    if xxh3_64_intdigest(packed) != digest:
         return None
     rows: list[Row] = []
-    at, end = 0, len(table)
+    at, end = 0, len(packed)
     while at < end:
-        length, count = _SECTION.unpack_from(table, at)
-        entry = _entry(length)
+        length, count = _SECTION.unpack_from(packed, at)
+        row = _row(length)
         at += _SECTION.size
-        section = table[at : at + entry.size * count]
-        rows += [Row(key, page, pages) for page, pages, key in entry.iter_unpack(section)]
-        at += entry.size * count
+        section = packed[at : at + row.size * count]
+        unpacked = row.iter_unpack(section)
+        rows += [Row(key, page, nbytes, checksum) for page, nbytes, checksum, key in unpacked]
+        at += row.size * count
     return rows
 
 
-def fits(row_pages: Sequence[int]) -> int:
-    """Bytes of the smallest segment that holds records of so many payload pages each."""
-    records = sum(1 + pages for pages in row_pages)
-    table = table_pages(len(row_pages) * 512, len(row_pages), len(row_pages))
-    return (FIRST_PAGE + records + table + 1) * PAGE_BYTES
+def fits(chunk_pages: int, chunks: int) -> int:
+    """Bytes of the smallest segment that holds so many chunks, whatever their keys."""
+    rows = row_bytes(MAX_KEY_BYTES)
+    head, table = head_pages(rows, 1), table_pages(rows * chunks, chunks)
+    return (FIRST_PAGE + chunks * (head + chunk_pages) + table) * PAGE_BYTES
 
 
-def _entry(key_bytes: int) -> struct.Struct:
-    return struct.Struct(f"<II{key_bytes}s")
+def _row(key_bytes: int) -> struct.Struct:
+    return struct.Struct(f"<IIQ{key_bytes}s")
 
 
 def _sealed(start: bytes) -> bytes:

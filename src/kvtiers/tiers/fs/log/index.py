@@ -1,40 +1,38 @@
-"""Where each chunk lies in the log: one small number per key. Pure, not synchronised.
+"""Where each chunk lies in the log: one number per key. Pure, not synchronised.
 
-About 160 bytes a chunk, the key included (``make bench`` measures it).
+About 180 bytes a chunk, its key included (``make bench`` measures it).
 """
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kvtiers.chunks import Key
-from kvtiers.tiers.fs.log.format import MAX_SEGMENT_PAGES
+from kvtiers.chunks import PAGE_BYTES, Key
+from kvtiers.tiers.fs.log.format import MAX_SEGMENT_PAGES, Row
 
+_CHECKSUM_BITS = 64
 _PAGE_BITS = MAX_SEGMENT_PAGES.bit_length() - 1
 _PAGES_BITS = 18
 _USED = 1
 """The chunk was used since it was written to this place."""
 MAX_CHUNK_PAGES = (1 << _PAGES_BITS) - 1
-MAX_SEGMENTS = 1 << (60 - 1 - _PAGES_BITS - _PAGE_BITS)
-"""A place has 60 bits: the most that CPython keeps in 32 bytes."""
 
 
 class Place(NamedTuple):
-    """The record of a chunk: segment number, page of its header, pages of its payload."""
+    """The payload of a chunk: segment number, first page, pages; and what vouches for it."""
 
     segment: int
     page: int
     pages: int
-
-
-def _pack(segment: int, page: int, pages: int) -> int:
-    return (((segment << _PAGE_BITS) | page) << _PAGES_BITS | pages) << 1
+    checksum: int
 
 
 def _unpack(packed: int) -> Place:
     packed >>= 1
     pages = packed & MAX_CHUNK_PAGES
     packed >>= _PAGES_BITS
-    return Place(packed >> _PAGE_BITS, packed & (MAX_SEGMENT_PAGES - 1), pages)
+    page = packed & (MAX_SEGMENT_PAGES - 1)
+    packed >>= _PAGE_BITS
+    return Place(packed >> _CHECKSUM_BITS, page, pages, packed & ((1 << _CHECKSUM_BITS) - 1))
 
 
 class LogIndex:
@@ -57,15 +55,13 @@ class LogIndex:
         packed = self._places.get(key)
         return None if packed is None else _unpack(packed)
 
-    def put(self, segment: int, rows: Iterable[tuple[Key, int, int]]) -> None:
-        """These records of ``segment`` - key, page, pages - are what holds for their keys.
-
-        Pages 0: the chunk is no more.
-        """
-        places, base = self._places, segment << _PAGE_BITS
-        for key, page, pages in rows:
-            if pages:
-                places[key] = ((base | page) << _PAGES_BITS | pages) << 1
+    def put(self, segment: int, rows: Iterable[Row]) -> None:
+        """These rows of ``segment`` are what holds for their keys; no bytes: no chunk."""
+        places, base = self._places, segment << _CHECKSUM_BITS
+        for key, page, nbytes, checksum in rows:
+            if nbytes:
+                pages = -(-nbytes // PAGE_BYTES)
+                places[key] = (((base | checksum) << _PAGE_BITS | page) << _PAGES_BITS | pages) << 1
             else:
                 places.pop(key, None)
 
@@ -96,6 +92,11 @@ class LogIndex:
     def items(self) -> Iterator[tuple[Key, Place]]:
         """All chunks and where they lie, as they are now."""
         return ((key, _unpack(packed)) for key, packed in list(self._places.items()))
+
+    def check(self) -> None:
+        """Raise AssertionError if a place is none."""
+        for key, packed in self._places.items():
+            assert _unpack(packed).pages, f"{key.hex()} has no bytes"
 
     def __repr__(self) -> str:
         return f"<LogIndex {len(self._places)} chunks>"

@@ -8,12 +8,26 @@ A FULL one still has writes under way, a DRAINING one reads. Segments leave in t
 they were begun, those of other namespaces like ours.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.tiers.fs.log.format import FIRST_PAGE, Row, table_pages
+from kvtiers.tiers.fs.log.format import (
+    FIRST_PAGE,
+    MAX_ROWS,
+    Row,
+    fits,
+    head_pages,
+    pages_of,
+    row_bytes,
+    table_pages,
+)
+
+RUN_PAGES = 4096
+"""16 MiB: what one call moves, unless a chunk is larger."""
 
 
 class State(Enum):
@@ -36,6 +50,13 @@ _NEXT = {
 }
 
 
+class Run(NamedTuple):
+    """Room for a head from ``page`` on and payloads right behind it; checksums are to come."""
+
+    page: int
+    rows: list[Row]
+
+
 @dataclass(slots=True, eq=False)
 class Segment:
     """One file."""
@@ -52,9 +73,9 @@ class Segment:
     next_page: int = FIRST_PAGE
     writes: int = 0
     reads: int = 0
-    _promised_rows: int = 0
-    _promised_key_bytes: int = 0
-    _key_lengths: set[int] = field(default_factory=set)
+    _table_bytes: int = 0
+    """Of the rows of its table, as it will be at most."""
+    _lengths: set[int] = field(default_factory=set)
 
     def to(self, state: State) -> None:
         """Change the state. Raises ValueError, and changes nothing, if that cannot be."""
@@ -72,40 +93,45 @@ class Segment:
         """It holds nothing."""
         self.keys, self.rows = [], []
         self.next_page = FIRST_PAGE
-        self._promised_rows = self._promised_key_bytes = 0
-        self._key_lengths = set()
+        self._table_bytes, self._lengths = 0, set()
 
     def take_in(self, rows: Sequence[Row]) -> None:
         """What a table or a scan found in it."""
         self.rows = list(rows)
-        self.keys = [row.key for row in rows if row.pages]
-        self._promised_rows = len(rows)
-        self._promised_key_bytes = sum(len(row.key) for row in rows)
-        self._key_lengths = {len(row.key) for row in rows}
-        self.next_page = max((r.page + 1 + r.pages for r in rows), default=FIRST_PAGE)
+        self.keys = [row.key for row in rows if row.nbytes]
+        lengths = Counter(len(row.key) for row in rows)
+        self._table_bytes = sum(n * row_bytes(length) for length, n in lengths.items())
+        self._lengths = set(lengths)
+        self.next_page = max((r.page + pages_of(r.nbytes) for r in rows), default=FIRST_PAGE)
 
-    def allocate(self, wanted: Sequence[tuple[Key, int]], most: int) -> list[Row]:
-        """Places for as many of ``wanted`` - key, pages - as fit, at most ``most``."""
-        end = self.nbytes // PAGE_BYTES - 1
-        rows: list[Row] = []
-        for key, pages in wanted[:most]:
-            key_bytes = self._promised_key_bytes + len(key)
-            lengths = len(self._key_lengths) + (len(key) not in self._key_lengths)
-            table = table_pages(key_bytes, self._promised_rows + 1, lengths)
-            if self.next_page + 1 + pages + table > end:
+    def allocate(self, wanted: Sequence[tuple[Key, int]]) -> Run | None:
+        """Room for as many of ``wanted`` - key, bytes - as go into one run here; None: for none."""
+        lengths = self._lengths | {len(key) for key, _ in wanted[:MAX_ROWS]}
+        room = self.nbytes // PAGE_BYTES - self.next_page
+        head = total = count = 0
+        for key, nbytes in wanted[:MAX_ROWS]:
+            longer, larger = head + row_bytes(len(key)), total + pages_of(nbytes)
+            lists = head_pages(longer, len(lengths))
+            lists += table_pages(self._table_bytes + longer, len(lengths))
+            if larger + lists > room or (count and larger > RUN_PAGES):
                 break
-            rows.append(Row(key, self.next_page, pages))
-            self.next_page += 1 + pages
-            self._promised_rows += 1
-            self._promised_key_bytes = key_bytes
-            self._key_lengths.add(len(key))
-        return rows
+            head, total, count = longer, larger, count + 1
+        if not count:
+            return None
+        page = self.next_page + head_pages(head, len({len(key) for key, _ in wanted[:count]}))
+        run = Run(self.next_page, [])
+        for key, nbytes in wanted[:count]:
+            run.rows.append(Row(key, page, nbytes))
+            page += pages_of(nbytes)
+        self.next_page, self._lengths = page, lengths
+        self._table_bytes += head
+        return run
 
     def wrote(self, rows: Iterable[Row]) -> None:
-        """These records are on the disk."""
+        """These are on the disk."""
         for row in rows:
             self.rows.append(row)
-            if row.pages:
+            if row.nbytes:
                 self.keys.append(row.key)
 
     def __repr__(self) -> str:
@@ -121,6 +147,8 @@ class Pool:
     def __init__(self, capacity_bytes: int, segment_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.segment_bytes = segment_bytes
+        self.largest = segment_bytes - fits(0, 1)
+        """Bytes of the largest payload that a segment has room for."""
         self.segments: dict[int, Segment] = {}
         self.active: Segment | None = None
         self._sequence = 0

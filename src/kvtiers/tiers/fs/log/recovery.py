@@ -5,14 +5,10 @@ Used by the owner when it opens a log and by tools beside it: nothing is written
 
 from collections.abc import Iterator
 
-from xxhash import xxh3_64_intdigest
-
 from kvtiers.chunks import PAGE_BYTES
-from kvtiers.tiers import record
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import FIRST_PAGE, Header, Row
 from kvtiers.tiers.fs.log.segment import SegmentFiles, pages
-from kvtiers.tiers.record import Record
 
 _WINDOW_PAGES = 2048
 """8 MiB are read at a time."""
@@ -27,44 +23,47 @@ def read_table(files: SegmentFiles, number: int, header: Header) -> list[Row] | 
         return None
     length, digest = found
     count = fmt.pages_of(length)
-    if not 0 <= count < end - 1:
+    if count >= end - 1:
         return None
     table = files.read_pages(number, end - 1 - count, count) if count else memoryview(b"")
-    return None if table is None else fmt.parse_table(table[:length], digest)
+    rows = None if table is None else fmt.parse_table(table[:length], digest)
+    return rows if rows is not None and _inside(rows, end) else None
 
 
 def scan_segment(files: SegmentFiles, number: int, header: Header) -> list[Row]:
-    """The whole, undamaged records of this use of the segment, in the order of their pages.
+    """The whole, undamaged chunks of this use of the segment, in the order of their pages.
 
     A write that was under way when its process died leaves a gap; what lies behind it counts.
     """
-    tag = fmt.tag(header.sequence)
-    rows: list[Row] = []
-    window = _Window(files, number, header.segment_bytes // PAGE_BYTES)
-    page = FIRST_PAGE
-    while (data := window.at(page, 1)) is not None:
-        found = _record(data, header.namespace_id, tag)
-        payload = None if found is None else window.at(page + 1, fmt.pages_of(found.payload_bytes))
-        if found is None or payload is None or not _whole(found, payload):
+    end = header.segment_bytes // PAGE_BYTES
+    window, page = _Window(files, number, end), FIRST_PAGE
+    found: list[Row] = []
+    while (first := window.at(page, 1)) is not None:
+        rows = _head(window, page, first, header.sequence)
+        if rows is None or not _inside(rows, end):
             page += 1
             continue
-        rows.append(Row(found.key, page, fmt.pages_of(found.payload_bytes)))
-        page += 1 + rows[-1].pages
-    return rows
-
-
-def _record(page: memoryview, namespace_id: str, tag: int) -> Record | None:
-    """What an identity page of this use says; None if the page is none."""
-    if page[:8] != record.MAGIC:
-        return None
-    found = record.parse(bytes(page))
-    if not isinstance(found, Record) or found.tag != tag or found.namespace_id != namespace_id:
-        return None
+        found += [row for row in rows if _whole(window, row, bytes.fromhex(header.namespace_id))]
+        page = max([page + 1, *(row.page + fmt.pages_of(row.nbytes) for row in rows)])
     return found
 
 
-def _whole(found: Record, payload: memoryview) -> bool:
-    return bool(xxh3_64_intdigest(payload[: found.payload_bytes]) == found.payload_xxh3)
+def _head(window: "_Window", page: int, first: memoryview, sequence: int) -> list[Row] | None:
+    count = fmt.parse_head_start(first, sequence)
+    head = None if count is None else window.at(page, count)
+    return None if head is None else fmt.parse_head(head)
+
+
+def _whole(window: "_Window", row: Row, namespace: bytes) -> bool:
+    payload = window.at(row.page, fmt.pages_of(row.nbytes))
+    if payload is None:
+        return False
+    return fmt.checksum(namespace, row.key, payload[: row.nbytes]) == row.checksum or not row.nbytes
+
+
+def _inside(rows: list[Row], end: int) -> bool:
+    """Whether all of it lies in the segment: rows may be forged, or of a future version."""
+    return all(row.page >= FIRST_PAGE and row.page + fmt.pages_of(row.nbytes) < end for row in rows)
 
 
 class _Window:
@@ -76,7 +75,7 @@ class _Window:
 
     def at(self, page: int, count: int) -> memoryview | None:
         """``count`` pages from ``page`` on; None beyond the end."""
-        if count < 0 or page + count > self._end:
+        if page + count > self._end:
             return None
         start = (page - self._first) * PAGE_BYTES
         if start < 0 or start + count * PAGE_BYTES > len(self._data):

@@ -1,6 +1,6 @@
 """The segment files of a log: made at their full length, read and written in whole pages.
 
-O_DIRECT wants aligned memory: what is not is copied through a buffer that is. Any thread.
+O_DIRECT wants aligned memory: what it refuses is copied through a buffer that is. Any thread.
 """
 
 import contextlib
@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES
@@ -18,6 +19,7 @@ from kvtiers.tiers.fs.log.format import Header
 from kvtiers.tiers.fs.vectored import read_all, write_all
 
 SUFFIX = ".kvs"
+_SCRATCH_PAGES = 8
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -34,6 +36,7 @@ class SegmentFiles:
         self.direct = mode != "off"
         """False from the start, or since the file system refused."""
         self._fsync = fsync
+        self._local = threading.local()
 
     def path(self, number: int) -> str:
         """The file of a segment."""
@@ -84,13 +87,16 @@ class SegmentFiles:
             os.close(fd)
 
     def write(self, number: int, page: int, buffers: Sequence[memoryview]) -> None:
-        """Write aligned whole pages from ``page`` on; on the device on return, if so asked."""
+        """Write whole pages from ``page`` on; on the device on return, if so asked."""
         try:
             self._write(number, page, buffers)
         except OSError as e:
             if not self._refused(e):
                 raise
-            self._write(number, page, buffers)
+            copies = _aligned_copies(buffers)
+            if copies is None:
+                self.direct = False
+            self._write(number, page, copies or buffers)
 
     def _write(self, number: int, page: int, buffers: Sequence[memoryview]) -> None:
         with self.opened(number, write=True) as fd:
@@ -99,32 +105,43 @@ class SegmentFiles:
                 os.fdatasync(fd)
 
     def read(self, number: int, page: int, buffers: Sequence[memoryview]) -> bool:
-        """Fill aligned whole pages from ``page`` on; False if the file is shorter."""
+        """Fill whole pages from ``page`` on; False if the file is shorter."""
         try:
             return self._read(number, page, buffers)
         except OSError as e:
             if not self._refused(e):
                 raise
+        copies = _aligned_copies(buffers)
+        if copies is None:
+            self.direct = False
             return self._read(number, page, buffers)
+        whole = self._read(number, page, copies)
+        for buffer, copy in zip(buffers, copies, strict=True):
+            if copy is not buffer:
+                buffer[:] = copy
+        return whole
 
     def _read(self, number: int, page: int, buffers: Sequence[memoryview]) -> bool:
         with self.opened(number) as fd:
             return read_all(fd, buffers, page * PAGE_BYTES) == sum(b.nbytes for b in buffers)
 
     def _refused(self, error: OSError) -> bool:
-        """Whether O_DIRECT is to blame; it is not tried again."""
-        if not self.direct or error.errno != errno.EINVAL:
-            return False
-        self.direct = False
-        return True
-
-    def begin(self, number: int, header: Header) -> None:
-        """Write the first page: what was in the segment is not valid any more."""
-        self.write_pages(number, 0, fmt.pack_header(header))
+        return self.direct and error.errno == errno.EINVAL
 
     def erase(self, number: int) -> None:
         """Make the segment one that holds nothing, also for whoever opens the log later."""
         self.write(number, 0, [pages(1)])
+
+    def scratch(self, data: bytes) -> memoryview:
+        """``data``, whole pages, in aligned memory of this thread's own, until the next call."""
+        try:
+            buffer: memoryview = self._local.pages
+        except AttributeError:
+            buffer = self._local.pages = pages(_SCRATCH_PAGES)
+        if len(data) > len(buffer):
+            buffer = self._local.pages = pages(fmt.pages_of(len(data)))
+        buffer[: len(data)] = data
+        return buffer[: len(data)]
 
     def write_pages(self, number: int, page: int, data: bytes) -> None:
         """Write ``data``, whole pages, from ``page`` on."""
@@ -146,21 +163,22 @@ class SegmentFiles:
         return f"<SegmentFiles {self.folder} {'direct' if self.direct else 'buffered'}>"
 
 
-class Bounce:
-    """A payload as whole aligned pages: itself if it is so, else a copy. Within one call."""
+def padded(payload: memoryview) -> memoryview:
+    """``payload`` as whole pages: itself if it is, else a copy."""
+    if payload.nbytes % PAGE_BYTES == 0:
+        return payload
+    copy = pages(fmt.pages_of(payload.nbytes))
+    copy[: payload.nbytes] = payload
+    return copy
 
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._fit = view.nbytes % PAGE_BYTES == 0 and aligned(view)
-        self.buffer = view if self._fit else pages(fmt.pages_of(view.nbytes))
 
-    def fill(self) -> memoryview:
-        """Take the payload in, to be written."""
-        if not self._fit:
-            self.buffer[: self._view.nbytes] = self._view
-        return self.buffer
-
-    def empty(self) -> None:
-        """Give what was read to its view."""
-        if not self._fit:
-            self._view[:] = self.buffer[: self._view.nbytes]
+def _aligned_copies(buffers: Sequence[memoryview]) -> list[memoryview] | None:
+    """The buffers with copies of those that O_DIRECT cannot use; None if it can use all."""
+    if all(aligned(buffer) for buffer in buffers):
+        return None
+    copies = []
+    for buffer in buffers:
+        copies.append(buffer if aligned(buffer) else pages(buffer.nbytes // PAGE_BYTES))
+        if copies[-1] is not buffer:
+            copies[-1][:] = buffer
+    return copies

@@ -1,0 +1,121 @@
+"""What the parts of a log share: index, segments, files, and the one way to add to them."""
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from kvtiers.chunks import Key
+from kvtiers.errors import Kind, KVTiersError, Retry, map_errors
+from kvtiers.tiers.base import StoreContext
+from kvtiers.tiers.fs.log import format as fmt
+from kvtiers.tiers.fs.log.format import Row
+from kvtiers.tiers.fs.log.index import LogIndex
+from kvtiers.tiers.fs.log.pool import Pool, Run, Segment, State
+from kvtiers.tiers.fs.log.segment import SegmentFiles, padded
+
+_log = logging.getLogger("kvtiers")
+
+
+class LogCore:
+    """The state of one open log.
+
+    ``lock`` guards index and pool and is never held during I/O.
+    """
+
+    def __init__(self, context: StoreContext, files: SegmentFiles, pool: Pool) -> None:
+        self.context = context
+        self.namespace = bytes.fromhex(context.namespace.id)
+        self.files = files
+        self.pool = pool
+        self.index = LogIndex()
+        self.lock = threading.Lock()
+
+    def take_place(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
+        """Room in the active segment for at least the first of ``wanted``; ``append`` follows."""
+        with self.lock:
+            active = self.pool.active
+            run = None if active is None else active.allocate(wanted)
+            if active is None or run is None:
+                return None
+            active.writes += 1
+            return active, run
+
+    def append(
+        self, segment: Segment, run: Run, payloads: Sequence[memoryview]
+    ) -> KVTiersError | None:
+        """Write a run to its place and make it visible; all of it, or nothing."""
+        try:
+            rows = [
+                Row(key, page, nbytes, fmt.checksum(self.namespace, key, payload))
+                for (key, page, nbytes, _), payload in zip(run.rows, payloads, strict=True)
+            ]
+            head = self.files.scratch(fmt.pack_head(rows, segment.sequence))
+            bodies = [padded(payload) for payload in payloads if payload.nbytes]
+            self.files.write(segment.number, run.page, [head, *bodies])
+            with self.lock:
+                segment.wrote(rows)
+                self.index.put(segment.number, [row for row in rows if row.nbytes])
+        except OSError as e:
+            return mapped("write", self.files.path(segment.number), e)
+        finally:
+            self._end_write(segment)
+        return None
+
+    def _end_write(self, segment: Segment) -> None:
+        with self.lock:
+            segment.writes -= 1
+            last = segment.state is State.FULL and not segment.writes
+        if last:
+            self.seal(segment)
+
+    def seal(self, segment: Segment) -> None:
+        """Nobody writes to it any more: its table makes it quick to read in again.
+
+        Without one, after an error, it is looked through page by page.
+        """
+        try:
+            self.write_table(segment)
+        except OSError as e:
+            _log.warning("%s: no table: %s", self.files.path(segment.number), e.strerror)
+        with self.lock:
+            segment.to(State.SEALED)
+            segment.rows = []
+
+    def write_table(self, segment: Segment) -> None:
+        """Write the last pages. Raises OSError."""
+        table = fmt.pack_table(segment.rows, segment.sequence)
+        end = fmt.pages_of(segment.nbytes)
+        self.files.write_pages(segment.number, end - fmt.pages_of(len(table)), table)
+
+    def full(self, what: str) -> KVTiersError:
+        """The error of a write for which there is no room."""
+        return KVTiersError(
+            f"{self.files.folder} has no room: {what}",
+            kind=Kind.FULL,
+            retry=Retry.MAY,
+            operation="write",
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant, if any."""
+        with self.lock:
+            self.pool.check()
+            self.index.check()
+            for key, at in self.index.items():
+                segment = self.pool.segments.get(at.segment)
+                assert segment is not None, f"{key.hex()} lies in no segment"
+                assert segment.state is not State.FREE, f"{key.hex()} lies in a free segment"
+                assert at.page + at.pages <= segment.next_page, f"{key.hex()} lies beyond the end"
+
+    def __repr__(self) -> str:
+        return f"<LogCore {self.index}, {self.pool}, {self.files}>"
+
+
+def mapped(operation: str, path: str, error: OSError) -> KVTiersError:
+    """``error`` in our family, without the frames that it came through: they hold memory."""
+    try:
+        with map_errors(operation, path):
+            raise error
+    except KVTiersError as e:
+        e.__cause__ = e.__context__ = None
+        return e.with_traceback(None)

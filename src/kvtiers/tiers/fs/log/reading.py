@@ -1,0 +1,98 @@
+"""Reading from a log: neighbours on the disk by one call, each chunk verified."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from kvtiers.chunks import Key
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.tiers.base import Item
+from kvtiers.tiers.fs.log import format as fmt
+from kvtiers.tiers.fs.log.core import LogCore, mapped
+from kvtiers.tiers.fs.log.format import MAX_ROWS
+from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.pool import RUN_PAGES
+from kvtiers.tiers.fs.log.segment import padded, pages
+
+T = TypeVar("T")
+
+_BRIDGE_PAGES = 4
+"""A gap of so many pages - a head - is read along, rather than by two calls."""
+
+
+def read_items(
+    core: LogCore, items: Sequence[Item], found: Sequence[Place | None]
+) -> list[KVTiersError | None]:
+    """Fill each item's view from where it was found; its segment stays as it is meanwhile."""
+    results: list[KVTiersError | None] = [None] * len(items)
+    there = []
+    for i, (item, at) in enumerate(zip(items, found, strict=True)):
+        if at is None:
+            results[i] = _vanished(item.key)
+        elif at.pages != fmt.pages_of(item.view.nbytes):
+            results[i] = _corrupt(f"it has {at.pages} pages", item.key)
+        else:
+            there.append((at, i))
+    for run in runs(sorted(there)):
+        _read_run(core, [(at, i, items[i]) for at, i in run], results)
+    return results
+
+
+def _read_run(
+    core: LogCore, run: Sequence[tuple[Place, int, Item]], results: list[KVTiersError | None]
+) -> None:
+    number, page = run[0][0].segment, run[0][0].page
+    filled: list[memoryview] = []
+    buffers: list[memoryview] = []
+    following = page
+    for at, _, item in run:
+        if at.page > following:
+            buffers.append(pages(at.page - following))
+        filled.append(padded(item.view))
+        buffers.append(filled[-1])
+        following = at.page + at.pages
+    try:
+        whole = core.files.read(number, page, buffers)
+    except OSError as e:
+        error = mapped("read", core.files.path(number), e)
+        for _, i, _ in run:
+            results[i] = error
+        return
+    for (at, i, item), pages_ in zip(run, filled, strict=True):
+        if pages_ is not item.view:
+            item.view[:] = pages_[: item.view.nbytes]
+        if not whole:
+            results[i] = _corrupt("its segment is short", item.key)
+        elif fmt.checksum(core.namespace, item.key, item.view) != at.checksum:
+            results[i] = _corrupt("its checksum differs", item.key)
+
+
+def runs(there: Sequence[tuple[Place, T]]) -> Iterator[list[tuple[Place, T]]]:
+    """Chunks that lie close behind each other, as many as one call reads."""
+    run: list[tuple[Place, T]] = []
+    for at, what in there:
+        if run and not _near(run[-1][0], at, run[0][0], len(run)):
+            yield run
+            run = []
+        run.append((at, what))
+    if run:
+        yield run
+
+
+def _near(before: Place, at: Place, first: Place, count: int) -> bool:
+    gap = at.page - before.page - before.pages
+    return (
+        at.segment == before.segment
+        and 0 <= gap <= _BRIDGE_PAGES
+        and count < MAX_ROWS
+        and at.page + at.pages - first.page <= RUN_PAGES
+    )
+
+
+def _vanished(key: Key) -> KVTiersError:
+    return KVTiersError(f"the chunk {key.hex()} is gone", kind=Kind.VANISHED, operation="read")
+
+
+def _corrupt(what: str, key: Key) -> KVTiersError:
+    return KVTiersError(
+        f"the stored chunk {key.hex()} cannot be used: {what}", kind=Kind.CORRUPT, operation="read"
+    )

@@ -1,0 +1,204 @@
+"""How segments come and go: one more, or the oldest again, without what was used of it."""
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from kvtiers.chunks import PAGE_BYTES, Key
+from kvtiers.errors import map_errors
+from kvtiers.events import Reason
+from kvtiers.tiers.fs.log import format as fmt
+from kvtiers.tiers.fs.log.core import LogCore
+from kvtiers.tiers.fs.log.format import Header
+from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.pool import Run, Segment, State
+from kvtiers.tiers.fs.log.reading import runs
+from kvtiers.tiers.fs.log.segment import pages
+
+_log = logging.getLogger("kvtiers")
+
+_MAX_TOUCHED = 100_000
+_TOUCH_PORTION = 8192
+_SURVIVORS = 0.5
+"""The part of a segment that may be written again when it leaves: the rest is room."""
+_NO_GROWTH_S = 30.0
+"""After the disk was full, its own segments are used again for so long before it is asked."""
+
+
+class Roller:
+    """Finds a place for every write, by making room where there is none. Any thread.
+
+    What leaves, leaves by the segment, the oldest first; chunks of it that were used are written
+    again, into at most half a segment (CLOCK's second chance, Corbato 1968, by the segment).
+    """
+
+    def __init__(self, core: LogCore) -> None:
+        self._core = core
+        self._rolling = threading.Lock()
+        """Held by the lane that makes another segment the active one."""
+        self._touched: deque[Key] = deque(maxlen=_MAX_TOUCHED)
+        self._no_growth_until = 0.0
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """These were used. Never waits."""
+        self._touched.extend(keys)
+
+    def note_uses(self) -> None:
+        """Take in a portion of what was touched."""
+        used = []
+        with contextlib.suppress(IndexError):
+            for _ in range(_TOUCH_PORTION):
+                used.append(self._touched.popleft())
+        if used:
+            with self._core.lock:
+                self._core.index.use(used)
+
+    def place(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run]:
+        """Room for at least the first of ``wanted`` - key, bytes -, in one segment.
+
+        Raises KVTiersError if there is none to be had.
+        """
+        while True:
+            seen = self._core.pool.active
+            found = self._core.take_place(wanted)
+            if found is not None:
+                return found
+            self._roll(seen)
+
+    def _roll(self, seen: Segment | None) -> None:
+        """Make another segment the active one, unless that was done meanwhile."""
+        core = self._core
+        with self._rolling:
+            if core.pool.active is not seen:
+                return
+            following = self._spare()
+            header = Header(
+                core.pool.next_sequence(),
+                following.nbytes,
+                core.context.wall_clock(),
+                core.context.namespace.id,
+            )
+            with map_errors("write", core.files.path(following.number)):
+                core.files.write_pages(following.number, 0, fmt.pack_header(header))
+            with core.lock:
+                following.begin(header.sequence, header.created_at)
+                core.pool.active = following
+                if seen is not None:
+                    seen.to(State.FULL)
+                last = seen is not None and not seen.writes
+            if seen is not None and last:
+                core.seal(seen)
+            self.prepare()
+
+    def _spare(self) -> Segment:
+        """A segment to begin. If none was prepared the oldest one leaves without more ado."""
+        pool = self._core.pool
+        spare = pool.free() or self._grow()
+        while spare is None:
+            victim = pool.victim()
+            if victim is None:
+                raise self._core.full("every segment is in use")
+            self.empty(victim)
+            spare = pool.free()
+        return spare
+
+    def _grow(self) -> Segment | None:
+        """One more segment; None if the capacity or the disk has no room."""
+        core = self._core
+        if core.context.clock() < self._no_growth_until:
+            return None
+        with core.lock:
+            segment = core.pool.new()
+        if segment is None:
+            return None
+        path = core.files.path(segment.number)
+        try:
+            core.files.make(segment.number, segment.nbytes)
+        except OSError as e:
+            with core.lock:
+                core.pool.forget(segment)
+            if not core.pool.segments:
+                with map_errors("write", path):
+                    raise
+            self._no_growth_until = core.context.clock() + _NO_GROWTH_S
+            _log.warning(
+                "%s cannot grow, so what it has is used again: %s", core.files.folder, e.strerror
+            )
+            return None
+        return segment
+
+    def prepare(self) -> None:
+        """Have a free segment for the next time: the oldest leaves, what was used of it stays."""
+        pool = self._core.pool
+        if pool.free() is not None or self._grow() is not None:
+            return
+        victim = pool.victim()
+        if victim is not None:
+            self.empty(victim, survive=True)
+
+    def empty(self, victim: Segment, *, survive: bool = False) -> None:
+        """Evict the chunks of ``victim``; ``survive``: but for some of those that were used."""
+        core = self._core
+        with core.lock:
+            victim.to(State.DRAINING)
+        if survive:
+            self.note_uses()
+            self._write_again(victim)
+        with core.lock:
+            evicted = [key for _, key in self._lying_in(victim)]
+            core.index.drop(evicted)
+            victim.clear()
+            free = not victim.reads
+        if evicted:
+            core.context.on_removed(evicted, Reason.EVICTED)
+        if free:
+            self.free(victim)
+
+    def free(self, segment: Segment) -> None:
+        """Nobody reads it any more."""
+        core = self._core
+        with contextlib.suppress(OSError):  # then its chunks may come back when it is opened
+            core.files.erase(segment.number)
+        with core.lock:
+            segment.to(State.FREE)
+
+    def _lying_in(self, segment: Segment) -> list[tuple[Place, Key]]:
+        found = ((key, self._core.index.find(key)) for key in dict.fromkeys(segment.keys))
+        return [(at, key) for key, at in found if at is not None and at.segment == segment.number]
+
+    def _write_again(self, victim: Segment) -> None:
+        """Copy used chunks of ``victim`` to the active segment, as long as it has room."""
+        room = int(fmt.pages_of(victim.nbytes) * _SURVIVORS)
+        with self._core.lock:
+            used = [p for p in self._lying_in(victim) if self._core.index.was_used(p[1])]
+        for run in runs(sorted(used)):
+            room -= sum(at.pages for at, _ in run)
+            if room < 0 or not self._copy(victim, run):
+                break
+
+    def _copy(self, victim: Segment, run: Sequence[tuple[Place, Key]]) -> bool:
+        """Whether there was room for all. Damaged chunks are left behind."""
+        core, first, last = self._core, run[0][0], run[-1][0]
+        buffer = pages(last.page + last.pages - first.page)
+        try:
+            if not core.files.read(victim.number, first.page, [buffer]):
+                return True
+        except OSError:
+            return True
+        whole = []
+        for at, key in run:
+            start = (at.page - first.page) * PAGE_BYTES
+            payload = buffer[start : start + at.pages * PAGE_BYTES]
+            if fmt.checksum(core.namespace, key, payload) == at.checksum:
+                whole.append((key, payload))
+        while whole:
+            found = core.take_place([(key, payload.nbytes) for key, payload in whole])
+            if found is None:
+                return False
+            segment, written = found
+            part, whole = whole[: len(written.rows)], whole[len(written.rows) :]
+            if core.append(segment, written, [payload for _, payload in part]) is not None:
+                return False
+        return True
