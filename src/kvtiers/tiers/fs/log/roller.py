@@ -21,7 +21,7 @@ _log = logging.getLogger("kvtiers")
 
 _MAX_TOUCHED = 100_000
 _TOUCH_PORTION = 8192
-_SURVIVORS = 0.5
+_SURVIVORS = 0.25
 """The part of a segment that may be written again when it leaves: the rest is room."""
 _NO_GROWTH_S = 30.0
 """After the disk was full, its own segments are used again for so long before it is asked."""
@@ -31,7 +31,7 @@ class Roller:
     """Finds a place for every write, by making room where there is none. Any thread.
 
     What leaves, leaves by the segment, the oldest first; chunks of it that were used are written
-    again, into at most half a segment (CLOCK's second chance, Corbato 1968, by the segment).
+    again, into at most a quarter of a segment (CLOCK's second chance, Corbato 1968, by the segment).
     """
 
     def __init__(self, core: LogCore) -> None:
@@ -88,9 +88,9 @@ class Roller:
                 if seen is not None:
                     seen.to(State.FULL)
                 last = seen is not None and not seen.writes
-            if seen is not None and last:
-                core.seal(seen)
             self.prepare()
+        if seen is not None and last:
+            core.seal(seen)
 
     def _spare(self) -> Segment:
         """A segment to begin. If none was prepared the oldest one leaves without more ado."""
@@ -150,19 +150,10 @@ class Roller:
             evicted = [key for _, key in self._lying_in(victim)]
             core.index.drop(evicted)
             victim.clear()
-            free = not victim.reads
+            if not victim.reads:
+                victim.to(State.FREE)
         if evicted:
             core.context.on_removed(evicted, Reason.EVICTED)
-        if free:
-            self.free(victim)
-
-    def free(self, segment: Segment) -> None:
-        """Nobody reads it any more."""
-        core = self._core
-        with contextlib.suppress(OSError):  # then its chunks may come back when it is opened
-            core.files.erase(segment.number)
-        with core.lock:
-            segment.to(State.FREE)
 
     def _lying_in(self, segment: Segment) -> list[tuple[Place, Key]]:
         found = ((key, self._core.index.find(key)) for key in dict.fromkeys(segment.keys))

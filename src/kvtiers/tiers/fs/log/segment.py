@@ -128,10 +128,6 @@ class SegmentFiles:
     def _refused(self, error: OSError) -> bool:
         return self.direct and error.errno == errno.EINVAL
 
-    def erase(self, number: int) -> None:
-        """Make the segment one that holds nothing, also for whoever opens the log later."""
-        self.write(number, 0, [pages(1)])
-
     def scratch(self, data: bytes) -> memoryview:
         """``data``, whole pages, in aligned memory of this thread's own, until the next call."""
         try:

@@ -270,9 +270,8 @@ class LogStore:
             segment = core.pool.segments[number]
             segment.reads -= 1
             idle = segment.state is State.DRAINING and not segment.reads
-            free = idle and not segment.keys  # else whoever empties it is still at it
-        if free:
-            self._roller.free(segment)
+            if idle and not segment.keys:  # else whoever empties it is still at it
+                segment.to(State.FREE)
 
     def _report_losses(
         self,
