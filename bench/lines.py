@@ -1,6 +1,6 @@
 """The lines that every part prints, and what was hoped for.
 
-A figure is ``RATIO|FLAT|LIMIT <name> <value>``; ``SPREAD <kind> <name> <low> <high>`` are the
+A figure is ``RATIO|FLAT|LIMIT|COST <name> <value>``; ``SPREAD <kind> <name> <low> <high>`` are the
 quartiles of what the figure is the median of. Other words (``TIME``, ``RATE``, ``MODE``, ``NOTE``)
 start lines for people: a name, then text.
 """
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-FIGURES = ("RATIO", "FLAT", "LIMIT")
+FIGURES = ("RATIO", "FLAT", "LIMIT", "COST")
 REMARKS = ("TIME", "RATE", "MODE", "NOTE")
 _FIGURE = re.compile(rf"({'|'.join(FIGURES)}) (\S+) (-?\d+(?:\.\d+)?)")
 _SPREAD = re.compile(r"SPREAD (\S+ \S+) (-?\d+\.\d+) (-?\d+\.\d+)")

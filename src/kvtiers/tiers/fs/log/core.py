@@ -46,7 +46,7 @@ class LogCore:
         """Write a run to its place and make it visible; all of it, or nothing."""
         try:
             rows = [
-                Row(key, page, nbytes, fmt.checksum(self.namespace, key, payload))
+                (key, page, nbytes, fmt.checksum(self.namespace, key, payload))
                 for (key, page, nbytes, _), payload in zip(run.rows, payloads, strict=True)
             ]
             head = self.files.scratch(fmt.pack_head(rows, segment.sequence))
@@ -54,7 +54,7 @@ class LogCore:
             self.files.write(segment.number, run.page, [head, *bodies])
             with self.lock:
                 segment.wrote(rows)
-                self.index.put(segment.number, [row for row in rows if row.nbytes])
+                self.index.put(segment.number, [row for row in rows if row[2]])
         except OSError as e:
             return mapped("write", self.files.path(segment.number), e)
         finally:
@@ -74,16 +74,16 @@ class LogCore:
         Without one, after an error, it is looked through page by page.
         """
         try:
-            self.write_table(segment)
+            self.write_table(segment, segment.rows)
         except OSError as e:
             _log.warning("%s: no table: %s", self.files.path(segment.number), e.strerror)
         with self.lock:
             segment.to(State.SEALED)
             segment.rows = []
 
-    def write_table(self, segment: Segment) -> None:
+    def write_table(self, segment: Segment, rows: Sequence[Row]) -> None:
         """Write the last pages. Raises OSError."""
-        table = fmt.pack_table(segment.rows, segment.sequence)
+        table = fmt.pack_table(rows, segment.sequence)
         end = fmt.pages_of(segment.nbytes)
         self.files.write_pages(segment.number, end - fmt.pages_of(len(table)), table)
 

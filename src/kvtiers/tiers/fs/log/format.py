@@ -8,7 +8,7 @@ Little-endian, in pages of ``PAGE_BYTES``; what is not said is zero::
     .. last but one if the segment is sealed: the table, the rows of all runs
     last page       if the segment is sealed: trailer, magic "KVTtable"
 
-Head and table are lists of rows - page of the payload, bytes, checksum, key - under a magic, the
+Head and table are lists of rows - key, page of the payload, bytes, checksum - under a magic, the
 sequence number and the XXH3-64 of the rows. No bytes: the chunk was deleted. The checksum is the
 XXH3-64 of the payload, seeded with that of namespace and key: bytes of another chunk never pass for
 this one. The sequence number grows with every use of a segment, so that what an earlier use left
@@ -18,7 +18,7 @@ behind is never taken for a part of this one.
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -50,13 +50,11 @@ class Header(NamedTuple):
     namespace_id: str
 
 
-class Row(NamedTuple):
-    """Where the payload of a chunk lies. ``nbytes`` 0: the chunk was deleted."""
+Row = tuple[Key, int, int, int]
+"""Key, page of the payload, its bytes, its checksum. No bytes: the chunk was deleted.
 
-    key: Key
-    page: int
-    nbytes: int
-    checksum: int = 0
+A plain tuple, as ``struct`` makes them: a million are read when a log is opened.
+"""
 
 
 def pages_of(nbytes: int) -> int:
@@ -160,12 +158,12 @@ def _pack_rows(rows: Iterable[Row]) -> bytes:
     """Rows of one length of key stand together, so that they are read at one go."""
     sections: defaultdict[int, list[Row]] = defaultdict(list)
     for row in rows:
-        sections[len(row.key)].append(row)
+        sections[len(row[0])].append(row)
     parts = []
     for length, members in sections.items():
         pack = _row(length).pack
         parts.append(_SECTION.pack(length, len(members)))
-        parts += [pack(page, nbytes, digest, key) for key, page, nbytes, digest in members]
+        parts += [pack(*row) for row in members]
     return b"".join(parts)
 
 
@@ -179,10 +177,15 @@ def _parse_rows(packed: bytes | memoryview, digest: int) -> list[Row] | None:
         row = _row(length)
         at += _SECTION.size
         section = packed[at : at + row.size * count]
-        unpacked = row.iter_unpack(section)
-        rows += [Row(key, page, nbytes, checksum) for page, nbytes, checksum, key in unpacked]
+        rows += cast("Iterable[Row]", row.iter_unpack(section))
         at += row.size * count
     return rows
+
+
+def end_of(rows: Iterable[Row]) -> int:
+    """The page behind the last payload."""
+    ends = (page + (nbytes + PAGE_BYTES - 1) // PAGE_BYTES for _, page, nbytes, _ in rows)
+    return max(ends, default=FIRST_PAGE)
 
 
 def fits(chunk_pages: int, chunks: int) -> int:
@@ -193,7 +196,7 @@ def fits(chunk_pages: int, chunks: int) -> int:
 
 
 def _row(key_bytes: int) -> struct.Struct:
-    return struct.Struct(f"<IIQ{key_bytes}s")
+    return struct.Struct(f"<{key_bytes}sIIQ")
 
 
 def _sealed(start: bytes) -> bytes:

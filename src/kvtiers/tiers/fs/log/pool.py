@@ -19,6 +19,7 @@ from kvtiers.tiers.fs.log.format import (
     FIRST_PAGE,
     MAX_ROWS,
     Row,
+    end_of,
     fits,
     head_pages,
     pages_of,
@@ -96,13 +97,17 @@ class Segment:
         self._table_bytes, self._lengths = 0, set()
 
     def take_in(self, rows: Sequence[Row]) -> None:
-        """What a table or a scan found in it."""
+        """What a table or a scan found in it; ``rows`` itself is kept by ``resume`` alone."""
+        self.keys = [key for key, _, nbytes, _ in rows if nbytes]
+
+    def resume(self, rows: Sequence[Row]) -> None:
+        """It is the active one again, and goes on behind these."""
+        self.to(State.ACTIVE)
         self.rows = list(rows)
-        self.keys = [row.key for row in rows if row.nbytes]
-        lengths = Counter(len(row.key) for row in rows)
+        lengths = Counter(len(key) for key, *_ in rows)
         self._table_bytes = sum(n * row_bytes(length) for length, n in lengths.items())
         self._lengths = set(lengths)
-        self.next_page = max((r.page + pages_of(r.nbytes) for r in rows), default=FIRST_PAGE)
+        self.next_page = end_of(rows)
 
     def allocate(self, wanted: Sequence[tuple[Key, int]]) -> Run | None:
         """Room for as many of ``wanted`` - key, bytes - as go into one run here; None: for none."""
@@ -121,7 +126,7 @@ class Segment:
         page = self.next_page + head_pages(head, len({len(key) for key, _ in wanted[:count]}))
         run = Run(self.next_page, [])
         for key, nbytes in wanted[:count]:
-            run.rows.append(Row(key, page, nbytes))
+            run.rows.append((key, page, nbytes, 0))
             page += pages_of(nbytes)
         self.next_page, self._lengths = page, lengths
         self._table_bytes += head
@@ -131,8 +136,8 @@ class Segment:
         """These are on the disk."""
         for row in rows:
             self.rows.append(row)
-            if row.nbytes:
-                self.keys.append(row.key)
+            if row[2]:
+                self.keys.append(row[0])
 
     def __repr__(self) -> str:
         return (

@@ -44,7 +44,7 @@ def scan_segment(files: SegmentFiles, number: int, header: Header) -> list[Row]:
             page += 1
             continue
         found += [row for row in rows if _whole(window, row, bytes.fromhex(header.namespace_id))]
-        page = max([page + 1, *(row.page + fmt.pages_of(row.nbytes) for row in rows)])
+        page = max(page + 1, fmt.end_of(rows))
     return found
 
 
@@ -55,15 +55,17 @@ def _head(window: "_Window", page: int, first: memoryview, sequence: int) -> lis
 
 
 def _whole(window: "_Window", row: Row, namespace: bytes) -> bool:
-    payload = window.at(row.page, fmt.pages_of(row.nbytes))
+    key, page, nbytes, checksum = row
+    payload = window.at(page, fmt.pages_of(nbytes))
     if payload is None:
         return False
-    return fmt.checksum(namespace, row.key, payload[: row.nbytes]) == row.checksum or not row.nbytes
+    return not nbytes or fmt.checksum(namespace, key, payload[:nbytes]) == checksum
 
 
 def _inside(rows: list[Row], end: int) -> bool:
     """Whether all of it lies in the segment: rows may be forged, or of a future version."""
-    return all(row.page >= FIRST_PAGE and row.page + fmt.pages_of(row.nbytes) < end for row in rows)
+    first = min((page for _, page, _, _ in rows), default=FIRST_PAGE)
+    return first >= FIRST_PAGE and fmt.end_of(rows) < end
 
 
 class _Window:

@@ -31,7 +31,8 @@ class Roller:
     """Finds a place for every write, by making room where there is none. Any thread.
 
     What leaves, leaves by the segment, the oldest first; chunks of it that were used are written
-    again, into at most a quarter of a segment (CLOCK's second chance, Corbato 1968, by the segment).
+    again, into at most a quarter of a segment (the second chance of CLOCK,
+    Corbato 1968, by the segment).
     """
 
     def __init__(self, core: LogCore) -> None:

@@ -7,7 +7,7 @@ Many chunks are written and read by one vectored call, and where each lies is in
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError
@@ -19,7 +19,7 @@ from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import place, recovery
 from kvtiers.tiers.fs.log.core import LogCore
-from kvtiers.tiers.fs.log.format import Header
+from kvtiers.tiers.fs.log.format import Header, Row
 from kvtiers.tiers.fs.log.index import Place
 from kvtiers.tiers.fs.log.pool import Pool, Segment, State
 from kvtiers.tiers.fs.log.reading import read_items
@@ -90,16 +90,21 @@ class LogStore:
         files = SegmentFiles(self._ownership.folder, direct_io, fsync)
         self._core = LogCore(self._context, files, pool)
         self._roller = Roller(self._core)
-        own = self._find_segments()
-        for segment, header in sorted(own, key=lambda pair: pair[0].sequence):
-            self._take_in(segment, header)
+        own, rows = self._find_segments(), []
+        for segment, header in own:
+            rows = self._take_in(segment, header)
         self._shrink()
-        self._resume({header.sequence for _, header in own})
+        if own and self._core.pool.last_sealed() is own[-1][0]:
+            self._resume(own[-1][0], rows)
+        with contextlib.suppress(KVTiersError):  # a disk that is full now may have room later
+            self._roller.prepare()
+        for number in list(pool.segments)[:1]:
+            files.header(number)  # which also tells whether O_DIRECT works here
         if direct_io == "on" and not files.direct:
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
 
     def _find_segments(self) -> list[tuple[Segment, Header]]:
-        """Count all; those of this namespace."""
+        """Count all; those of this namespace, the oldest first."""
         own = []
         for number, nbytes, header in recovery.headers(self._core.files):
             segment = Segment(number, nbytes)
@@ -109,15 +114,16 @@ class LogStore:
                 if header.namespace_id == self._context.namespace.id:
                     own.append((segment, header))
             self._core.pool.found(segment)
-        return own
+        return sorted(own, key=lambda pair: pair[1].sequence)
 
-    def _take_in(self, segment: Segment, header: Header) -> None:
+    def _take_in(self, segment: Segment, header: Header) -> list[Row]:
         rows, sealed = recovery.rows_of(self._core.files, segment.number, header)
         segment.take_in(rows)
         self._core.index.put(segment.number, rows)
         if not sealed:
             with contextlib.suppress(OSError):  # then it is looked through again next time
-                self._core.write_table(segment)
+                self._core.write_table(segment, rows)
+        return rows
 
     def _shrink(self) -> None:
         """Bring what was found within a capacity, and to a length, that may have changed."""
@@ -133,22 +139,12 @@ class LogStore:
                 self._core.files.remove(segment.number)
                 pool.forget(segment)
 
-    def _resume(self, own: Iterable[int]) -> None:
-        """Go on where the last owner stopped, if that was a segment of this namespace."""
-        core = self._core
-        last = core.pool.last_sealed()
-        if last is not None and last.sequence in own:
-            end = fmt.pages_of(last.nbytes)
-            core.files.write(last.number, end - 1, [pages(1)])  # its table is not the last word
-            last.to(State.ACTIVE)
-            core.pool.active = last
-        for segment in core.pool.segments.values():
-            if segment.state is not State.ACTIVE:
-                segment.rows = []
-        with contextlib.suppress(KVTiersError):  # a disk that is full now may have room later
-            self._roller.prepare()
-        for number in list(core.pool.segments)[:1]:
-            core.files.header(number)  # which also tells whether O_DIRECT works here
+    def _resume(self, last: Segment, rows: Sequence[Row]) -> None:
+        """Go on where the last owner stopped: the table of the segment is not the last word."""
+        end = fmt.pages_of(last.nbytes)
+        self._core.files.write(last.number, end - 1, [pages(1)])
+        last.resume(rows)
+        self._core.pool.active = last
 
     def close(self) -> None:
         """Write down what the last segment holds; give the folder up."""
