@@ -80,6 +80,9 @@ class Place(Protocol):
     def entries(self, namespace_id: str) -> Iterator[Entry]:
         """What is stored in one, in no order; nothing if it is absent. Bytes are of payloads."""
 
+    def find(self, namespace_id: str, keys: Sequence[Key]) -> list[Entry | None]:
+        """For each key what ``entries`` would say of it; None for what is absent."""
+
     def read(self, namespace_id: str, keys: Sequence[Key]) -> Iterator[tuple[Key, Payload]]:
         """Each key with its verified payload or an error, in order, one at a time.
 

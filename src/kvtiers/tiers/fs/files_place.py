@@ -88,9 +88,9 @@ class FilesPlace:
         for found in self._scan(fan):
             key = names.chunk_key(found.name)
             if key is not None and f"{os.path.basename(fan)}/{found.name}" == names.chunk_path(key):
-                with contextlib.suppress(FileNotFoundError):
-                    info = found.stat(follow_symlinks=False)
-                    yield Entry(key, max(0, info.st_size - PAGE_BYTES), info.st_mtime)
+                entry = _entry(key, found.path)
+                if entry is not None:
+                    yield entry
 
     def _scan(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -101,6 +101,11 @@ class FilesPlace:
         except OSError as e:
             self._complain(f"{folder} cannot be listed: {e.strerror}")
             return []
+
+    def find(self, namespace_id: str, keys: Sequence[Key]) -> list[Entry | None]:
+        """One question to the file system for each key."""
+        folder = os.path.join(self.root, namespace_id)
+        return [_entry(key, os.path.join(folder, names.chunk_path(key))) for key in keys]
 
     def read(self, namespace_id: str, keys: Sequence[Key]) -> Iterator[tuple[Key, Payload]]:
         """One file after the other, past the page cache where that works."""
@@ -179,6 +184,13 @@ def _parsed(manifest: bytes) -> Namespace | None:
         return Namespace(fields) if isinstance(fields, dict) else None
     except (ValueError, RecursionError):
         return None
+
+
+def _entry(key: Key, path: str) -> Entry | None:
+    with map_errors("look at", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        info = os.stat(path, follow_symlinks=False)
+        return Entry(key, max(0, info.st_size - PAGE_BYTES), info.st_mtime)
+    return None
 
 
 def _payload_bytes(path: str) -> int:
