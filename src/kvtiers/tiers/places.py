@@ -62,7 +62,7 @@ Payload = memoryview | KVTiersError
 class Place(Protocol):
     """Storage of a tier, seen from outside. Every method may block and may raise KVTiersError.
 
-    Implementer must: in all but ``open_store`` and ``remove`` open files for reading only, take no
+    Implementer must: in all but ``open_store`` open files for reading only, take no
     lock that an engine wants, and hold at most one chunk in memory; say through ``Complain`` what
     could not be looked at, and go on.
     """
@@ -98,10 +98,4 @@ class Place(Protocol):
 
         ``layout`` limits how large a chunk may be. Raises KVTiersError, naming the process, if an
         engine owns the place and shares it with nobody.
-        """
-
-    def remove(self, namespace: Namespace) -> None:
-        """Take a namespace away with all chunks, manifest and all; what is not ours stays.
-
-        For namespaces that no engine uses. Raises KVTiersError like ``open_store``.
         """

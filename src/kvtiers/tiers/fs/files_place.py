@@ -159,21 +159,6 @@ class FilesPlace:
         options = {key: value for key, value in self.options.items() if key != "type"}
         return fs.build(context, parse(fs.FsOptions, options))
 
-    def remove(self, namespace: Namespace) -> None:
-        """Unlink what is named as ours, the manifest last, and the folders that it leaves empty."""
-        folder = os.path.join(self.root, namespace.id)
-        if not folders.has_our_manifest(folder):
-            return
-        with map_errors("remove", folder):
-            for _, found in names.chunk_files(folder):
-                _unlink(found.path)
-            for name in os.listdir(folder):
-                if names.is_fan(name) or name in _OWN_PARTS:
-                    _rmdir(os.path.join(folder, name))
-            if os.listdir(folder) == [names.MANIFEST]:
-                _unlink(os.path.join(folder, names.MANIFEST))
-                _rmdir(folder)
-
     def __repr__(self) -> str:
         return f"<FilesPlace {self.root}>"
 
@@ -229,14 +214,3 @@ def _order(where: tuple[str, Part]) -> tuple[str, int]:
 
 def _unheard(keys: Sequence[Key], reason: object) -> None:
     """Nobody listens to a tool's store: it says itself what it did."""
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-def _rmdir(path: str) -> None:
-    """Remove an empty folder; one that is not stays."""
-    with contextlib.suppress(OSError):
-        os.rmdir(path)
