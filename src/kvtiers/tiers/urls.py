@@ -49,7 +49,7 @@ def open_place(url: str, complain: Complain, *, make: bool = False) -> Place:
     parsed = parse_url(url)
     if os.path.lexists(parsed.path) or not make:
         _refuse_no_folder(url, parsed.path)
-    layout = LAYOUTS[parsed.layout or _layout_at(url, parsed.path)]
+    layout = LAYOUTS[layout_of(url, parsed)]
     return layout.open(parsed.path, complain, parsed.capacity_bytes, parsed.direct_io)
 
 
@@ -66,7 +66,11 @@ def _refuse_no_folder(url: str, path: str) -> None:
     raise ConfigError(f"{url}: {what}; name the root_dir of an fs tier")
 
 
-def _layout_at(url: str, path: str) -> str:
+def layout_of(url: str, parsed: FsURL) -> str:
+    """The layout that the URL names, or else that of what lies there. Raises ConfigError."""
+    if parsed.layout is not None:
+        return parsed.layout
+    path = parsed.path
     found = [name for name, layout in LAYOUTS.items() if layout.lies_at(path)]
     if len(found) > 1:
         known = " or ".join(f"?layout={name}" for name in found)
