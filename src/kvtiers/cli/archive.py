@@ -36,7 +36,7 @@ _CHUNK = re.compile(r"([0-9a-f]{32})/([^/]+)")
 _MAX_JSON = 64 << 20
 
 
-class Writer:
+class ArchiveWriter:
     """An archive that is being written, beside its name until it is whole."""
 
     def __init__(self, file: BinaryIO, namespaces: Sequence[Namespace]) -> None:
@@ -65,14 +65,14 @@ class Writer:
 
 
 @contextlib.contextmanager
-def writing(path: str, namespaces: Sequence[Namespace]) -> Iterator[Writer]:
+def writing(path: str, namespaces: Sequence[Namespace]) -> Iterator[ArchiveWriter]:
     """A new archive that appears as ``path``, mode 0600, when the body is done, or never."""
     folder = os.path.dirname(os.path.abspath(path))
     with map_errors("write", path):
         fd, temp = tempfile.mkstemp(prefix=".kvtiers-", dir=folder)
         try:
             with open(fd, "wb") as file:
-                writer = Writer(file, namespaces)
+                writer = ArchiveWriter(file, namespaces)
                 yield writer
                 writer.end()
                 file.flush()
@@ -92,7 +92,7 @@ class Member:
     entry: Entry
 
 
-class Reader:
+class ArchiveReader:
     """An archive that is there.
 
     Raises ConfigError if it is none or of another version, KVTiersError if it is not whole.

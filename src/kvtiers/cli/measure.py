@@ -61,7 +61,7 @@ def _memory(chunk: int, count: int) -> memoryview:
     return memory
 
 
-class _Driver:
+class JobDriver:
     """Jobs for a tier over one piece of memory, as the scheduler would send them."""
 
     def __init__(self, tier: SecondaryTierManager, chunk: int, count: int) -> None:
@@ -147,7 +147,7 @@ def measure_tier(
         wall_clock=time.time,
     )
     try:
-        driver, figures = _Driver(tier, chunk, count), []
+        driver, figures = JobDriver(tier, chunk, count), []
         keys = [make_key(i.to_bytes(32, "big"), 0) for i in range(count)]
         single = [make_key((count + i).to_bytes(32, "big"), 0) for i in range(min(count, _SAMPLES))]
         for kind, name in ((JobKind.STORE, "tier written"), (JobKind.LOAD, "tier read")):

@@ -1,6 +1,7 @@
 """Chunks on their way into a store: batched, counted, and what is there already passed over."""
 
 import mmap
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -100,9 +101,10 @@ def write_all(
 ) -> None:
     """Write verified chunks. Raises KVTiersError when there is no more room, saying how far it got.
 
-    ``wanted`` says how large they are.
+    ``wanted`` says how large they are, and when they were used: that stays as it was.
     """
-    store = place.open_store(namespace, layout_of(wanted))
+    uses = _Uses(wanted)
+    store = place.open_store(namespace, layout_of(wanted), lambda: uses.now)
     batch = Batch()
     try:
         for key, payload in payloads:
@@ -110,15 +112,28 @@ def write_all(
                 moved.failed.append((key.hex(), str(payload)))
                 continue
             if not batch.takes(payload.nbytes):
-                _flush(store, batch, moved)
+                _flush(store, batch, moved, uses)
             batch.add(key, payload)
             advance(payload.nbytes)
-        _flush(store, batch, moved)
+        _flush(store, batch, moved, uses)
     finally:
         store.close()
 
 
-def _flush(store: ChunkStore, batch: Batch, moved: Moved) -> None:
+class _Uses:
+    """A clock that says when each chunk was used, as it is touched."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.now = time.time()
+        self._used_at = {e.key: min(max(0.0, e.used_at), self.now) for e in entries}
+
+    def touch(self, store: ChunkStore, key: Key) -> None:
+        """``key`` was used when its original was."""
+        self.now = self._used_at[key]
+        store.touch([key])
+
+
+def _flush(store: ChunkStore, batch: Batch, moved: Moved, uses: _Uses) -> None:
     items = list(batch.items)
     batch.clear()
     if not items:
@@ -127,6 +142,7 @@ def _flush(store: ChunkStore, batch: Batch, moved: Moved) -> None:
         if error is None:
             moved.chunks += 1
             moved.bytes += item.view.nbytes
+            uses.touch(store, item.key)
         elif error.kind is Kind.FULL:
             raise KVTiersError(
                 f"there is no more room, after {moved.chunks} chunks of namespace "

@@ -6,6 +6,7 @@ work there all the while, and what they take away meanwhile is not an error. Cha
 ``ChunkStore``, the same one that an engine uses. :mod:`kvtiers.tiers.urls` opens places.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -93,9 +94,15 @@ class Place(Protocol):
     def usage(self) -> list[Usage]:
         """Bytes by namespace and part; parts without files are left out."""
 
-    def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
+    def open_store(
+        self,
+        namespace: Namespace,
+        layout: ChunkLayout,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> ChunkStore:
         """A store to write to and delete from; the caller closes it.
 
-        ``layout`` limits how large a chunk may be. Raises KVTiersError, naming the process, if an
+        ``layout`` limits how large a chunk may be; ``wall_clock`` says when a chunk that is
+        touched was used, so that a copy may keep the time of its original. Raises KVTiersError, naming the process, if an
         engine owns the place and shares it with nobody.
         """

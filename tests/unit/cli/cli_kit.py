@@ -54,6 +54,7 @@ class Tier:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = f"fs://{root}"
+        self.prompt = KEYS
 
     def open(self, namespace: Namespace = NAMESPACE, **options: Any) -> FilesStore:
         layout = ChunkLayout((GroupLayout(0, CHUNK, 16),))

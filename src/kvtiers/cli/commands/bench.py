@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     layout = layout_of(arguments.url, url)
     count = total // chunk
     made = not os.path.lexists(url.path)
+    if made and not os.path.isdir(os.path.dirname(url.path)):
+        raise ConfigError(f"{arguments.url}: there is no such folder, and none to make it in")
     with map_errors("bench in", url.path):
         if made:
             os.mkdir(url.path, 0o700)
@@ -62,8 +64,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         columns = ("", ">THROUGHPUT", ">P50 A CHUNK", ">P99 A CHUNK")
         output.table(columns, [_row(figures) for figures in rows])
         output.line(
-            f"{count} chunks of {size(chunk)}, layout {layout}; the last rows are the disk alone, "
-            f"{'past' if raw[0].direct else 'through'} the page cache"
+            f"{count} chunks of {size(chunk)}, layout {layout}; the last rows are plain calls, "
+            f"one after the other, {'past' if raw[0].direct else 'through'} the page cache"
         )
 
     document: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import argparse
 
 from kvtiers.chunks import Key
-from kvtiers.cli.archive import Reader
+from kvtiers.cli.archive import ArchiveReader
 from kvtiers.cli.commands.migrate import say_moved, warn_if_small
 from kvtiers.cli.common import add_common, add_dry_run
 from kvtiers.cli.output import Output
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Verify all of it, then write; 0 if all of it arrived."""
-    reader = Reader(arguments.archive)
+    reader = ArchiveReader(arguments.archive)
     try:
         place = open_place(arguments.url, output.warn, make=True)
         bad = _verify(reader, output)
@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 1 if bad or any(moved.failed for moved in results) else 0
 
 
-def _keys(reader: Reader, name: str) -> list[Key]:
+def _keys(reader: ArchiveReader, name: str) -> list[Key]:
     return [m.entry.key for m in reader.members if m.namespace_id == name]
 
 
-def _verify(reader: Reader, output: Output) -> dict[object, str]:
+def _verify(reader: ArchiveReader, output: Output) -> dict[object, str]:
     """What is wrong, by chunk or by what else it is."""
     bad: dict[object, str] = {problem: problem for problem in reader.strange}
     sizes = {(m.namespace_id, m.entry.key): m.entry.bytes for m in reader.members}
@@ -65,7 +65,7 @@ def _verify(reader: Reader, output: Output) -> dict[object, str]:
 
 
 def _import(
-    reader: Reader, place: Place, bad: set[object], dry_run: bool, output: Output
+    reader: ArchiveReader, place: Place, bad: set[object], dry_run: bool, output: Output
 ) -> list[Moved]:
     good = [m for m in reader.members if (m.namespace_id, m.entry.key) not in bad]
     total = sum(m.entry.bytes for m in good)

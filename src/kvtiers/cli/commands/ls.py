@@ -37,13 +37,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 @dataclass(slots=True)
-class _Sum:
+class NamespaceSum:
+    """What is stored in one, added up."""
+
     chunks: int = 0
     bytes: int = 0
     oldest: float | None = None
     newest: float | None = None
 
     def add(self, entry: Entry) -> None:
+        """One more chunk."""
         self.chunks += 1
         self.bytes += entry.bytes
         self.oldest = min(entry.used_at, self.oldest or entry.used_at)
@@ -52,7 +55,7 @@ class _Sum:
 
 def _show_namespaces(place: Place, found: list[Found], output: Output) -> None:
     now = time.time()
-    sums = {each.id: _Sum() for each in found}
+    sums = {each.id: NamespaceSum() for each in found}
     for each in found:
         for entry in place.entries(each.id):
             sums[each.id].add(entry)
@@ -76,7 +79,7 @@ def _show_namespaces(place: Place, found: list[Found], output: Output) -> None:
     output.show(document, human)
 
 
-def _ages(s: _Sum, now: float) -> tuple[str, str]:
+def _ages(s: NamespaceSum, now: float) -> tuple[str, str]:
     if s.newest is None or s.oldest is None:
         return "-", "-"
     return age(now - s.newest), age(now - s.oldest)
@@ -86,7 +89,7 @@ def _words(each: Found) -> str:
     return each.problem if each.namespace is None else about(each.namespace)
 
 
-def _described(each: Found, s: _Sum) -> dict[str, Any]:
+def _described(each: Found, s: NamespaceSum) -> dict[str, Any]:
     return {
         "namespace": each.id,
         "chunks": s.chunks,

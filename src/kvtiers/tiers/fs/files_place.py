@@ -7,7 +7,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -151,10 +151,15 @@ class FilesPlace:
                 with contextlib.suppress(FileNotFoundError):
                     yield below, found.stat(follow_symlinks=False).st_size
 
-    def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
+    def open_store(
+        self,
+        namespace: Namespace,
+        layout: ChunkLayout,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> ChunkStore:
         """Engines share this layout, so it never refuses because of one."""
         context = StoreContext(
-            "fs", "tool:fs", namespace, layout, time.monotonic, time.time, _unheard
+            "fs", "tool:fs", namespace, layout, time.monotonic, wall_clock, _unheard
         )
         options = {key: value for key, value in self.options.items() if key != "type"}
         return fs.build(context, parse(fs.FsOptions, options))
