@@ -108,6 +108,8 @@ def write_all(
     batch = Batch()
     try:
         for key, payload in payloads:
+            if isinstance(payload, KVTiersError) and payload.kind is Kind.VANISHED:
+                continue  # an engine took it away meanwhile
             if isinstance(payload, KVTiersError):
                 moved.failed.append((key.hex(), str(payload)))
                 continue

@@ -103,6 +103,6 @@ class Place(Protocol):
         """A store to write to and delete from; the caller closes it.
 
         ``layout`` limits how large a chunk may be; ``wall_clock`` says when a chunk that is
-        touched was used, so that a copy may keep the time of its original. Raises KVTiersError, naming the process, if an
-        engine owns the place and shares it with nobody.
+        touched was used, so that a copy may keep the time of its original. Raises KVTiersError,
+        naming the process, if an engine owns the place and shares it with nobody.
         """

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,8 +130,12 @@ def kvtiers(*words: object) -> Ran:
 
 def process(*words: object, **options: Any) -> Ran:
     """Run a command as an operator does."""
+    return process_of([sys.executable, "-m", "kvtiers.cli", *map(str, words)], **options)
+
+
+def process_of(argv: list[str], **options: Any) -> Ran:
     ran = subprocess.run(
-        [sys.executable, "-m", "kvtiers.cli", *map(str, words)],
+        argv,
         capture_output=True,
         text=True,
         timeout=100,
@@ -139,6 +143,11 @@ def process(*words: object, **options: Any) -> Ran:
         **options,
     )
     return Ran(ran.returncode, ran.stdout, ran.stderr)
+
+
+def in_private_mounts(script: str) -> Ran:
+    """Run a shell script that may mount what only it sees; ``$0`` is Python."""
+    return process_of(["unshare", "-rm", "sh", "-c", script, sys.executable])
 
 
 def good(ran: Ran) -> Ran:
@@ -149,6 +158,3 @@ def good(ran: Ran) -> Ran:
 def write_json(path: Path, value: object) -> Path:
     path.write_text(json.dumps(value))
     return path
-
-
-Damage = Callable[[Path], None]
