@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: Command, arguments: argparse.Namespace) -> int:
+    # What an engine would log of its tier, a tool has as a result and words itself.
+    logging.getLogger("kvtiers").addHandler(logging.NullHandler())
     try:
         return command.run(arguments, Output(getattr(arguments, "json", False)))
     except (KeyboardInterrupt, BrokenPipeError):
