@@ -14,7 +14,6 @@ import os
 import re
 import stat
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
@@ -26,6 +25,7 @@ from kvtiers.tiers import record
 from kvtiers.tiers.base import Entry
 from kvtiers.tiers.fs import names
 from kvtiers.tiers.places import MAX_CHUNK_BYTES, Payload
+from kvtiers.tiers.whole import whole_file
 
 FORMAT = "kvtiers-archive"
 VERSION = 1
@@ -67,21 +67,10 @@ class ArchiveWriter:
 @contextlib.contextmanager
 def writing(path: str, namespaces: Sequence[Namespace]) -> Iterator[ArchiveWriter]:
     """A new archive that appears as ``path``, mode 0600, when the body is done, or never."""
-    folder = os.path.dirname(os.path.abspath(path))
-    with map_errors("write", path):
-        fd, temp = tempfile.mkstemp(prefix=".kvtiers-", dir=folder)
-        try:
-            with open(fd, "wb") as file:
-                writer = ArchiveWriter(file, namespaces)
-                yield writer
-                writer.end()
-                file.flush()
-                os.fsync(fd)
-            os.replace(temp, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temp)
-            raise
+    with whole_file(path) as file:
+        writer = ArchiveWriter(file, namespaces)
+        yield writer
+        writer.end()
 
 
 @dataclass(frozen=True, slots=True)

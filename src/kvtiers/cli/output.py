@@ -27,7 +27,9 @@ class Output:
         self.warnings: list[str] = []
 
     def warn(self, sentence: str) -> None:
-        """Say something that is no error of the command; it is part of the document too."""
+        """Say, once, what is no error of the command; it is part of the document too."""
+        if sentence in self.warnings:
+            return
         self.warnings.append(sentence)
         print(f"kvtiers: warning: {clean(sentence)}", file=sys.stderr)
 

@@ -71,7 +71,7 @@ def absent(
     place: Place, namespace_id: str, entries: Iterable[Entry], moved: Moved
 ) -> Iterator[Entry]:
     """Those that ``place`` does not hold yet; the others are counted."""
-    for some in _runs(entries):
+    for some in runs(entries):
         there = place.find(namespace_id, [e.key for e in some])
         for entry, found in zip(some, there, strict=True):
             if found is None:
@@ -80,7 +80,8 @@ def absent(
                 moved.present += 1
 
 
-def _runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """The same, so many at once: a tier may hold millions."""
     some: list[Entry] = []
     for entry in entries:
         some.append(entry)

@@ -5,15 +5,13 @@ A JSON document: ``{"format": "kvtiers-warm", "version": 1, "prefixes": [{"names
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kvtiers.chunks import Key
-from kvtiers.errors import ConfigError, map_errors
+from kvtiers.errors import ConfigError
+from kvtiers.tiers.whole import whole_file
 
 FORMAT = "kvtiers-warm"
 VERSION = 1
@@ -40,17 +38,8 @@ def write_manifest(path: str, prefixes: Sequence[HotPrefix]) -> None:
             {"namespace": p.namespace, "keys": [k.hex() for k in p.keys]} for p in prefixes
         ],
     }
-    with map_errors("write", path):
-        fd, temp = tempfile.mkstemp(prefix=".kvtiers-", dir=os.path.dirname(os.path.abspath(path)))
-        try:
-            with open(fd, "w") as file:
-                json.dump(document, file, indent=1)
-                file.write("\n")
-            os.replace(temp, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temp)
-            raise
+    with whole_file(path) as file:
+        file.write(json.dumps(document, indent=1).encode() + b"\n")
 
 
 def read_manifest(path: str) -> list[HotPrefix]:

@@ -360,7 +360,13 @@ def test_unreadable_folders_and_files_are_said_and_passed_over(open_tier):
     with as_nobody():
         listed = kvtiers("ls", open_tier.url, "--json")
         verified = kvtiers("verify", open_tier.url, "--json")
+    open_tier.file(KEYS[1]).unlink()
+    with as_nobody():
+        rest = kvtiers("verify", open_tier.url)
     hidden.chmod(0o755)
+    assert (rest.status, rest.err.count("\n")) == (1, 1)
+    assert rest.out.startswith("2 chunks")
+    assert "all intact, but 1 folders could not be looked at" in rest.out
     assert listed.status == 0
     assert listed.json["namespaces"][0]["chunks"] == 3
     assert listed.json["warnings"] == [f"{hidden} cannot be listed: Permission denied"]

@@ -1,6 +1,7 @@
 """``warm``: the manifest of hot prefixes."""
 
 import json
+import os
 
 import pytest
 
@@ -62,3 +63,25 @@ def test_a_manifest_is_replaced_whole(tmp_path):
     write_manifest(path, [HotPrefix(OTHER.id, tuple(KEYS[:1]))])
     assert read_manifest(path) == [HotPrefix(OTHER.id, (KEYS[0],))]
     assert [p.name for p in tmp_path.iterdir()] == ["hot.json"]
+
+
+@pytest.mark.parametrize("name", ["folder", "fifo", "absent/hot.json"])
+def test_what_is_no_file_is_never_replaced(tier, tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    before = sorted(p.name for p in tmp_path.iterdir())
+    for words in (
+        ["warm", tier.url, "--from-recent", "2", "-o", tmp_path / name],
+        ["export", tier.url, tmp_path / name, "--force"],
+    ):
+        ran = kvtiers(*words)
+        assert (ran.status, ran.out) == (2, "")
+        assert "no regular file" in ran.err or "there is no folder" in ran.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_a_link_stays_one(tier, tmp_path):
+    (tmp_path / "hot.json").symlink_to(tmp_path / "real.json")
+    good(kvtiers("warm", tier.url, "--from-recent", "2", "-o", tmp_path / "hot.json"))
+    assert (tmp_path / "hot.json").is_symlink()
+    assert len(read_manifest(str(tmp_path / "real.json"))) == 1

@@ -36,7 +36,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.older_than is not None:
         older_than = time.time() - parse_age("--older-than", arguments.older_than)
     place = place_of(arguments, output)
-    found = whole(chosen(place, arguments.namespace), output, "its chunks are nobody's to delete")
+    found = whole(
+        chosen(place, arguments.namespace), output, "delete its folder yourself if nobody wants it"
+    )
     namespaces = [namespace for _, namespace in found]
     with output.progress(None, "deleting") as advance:
         collected = collect(

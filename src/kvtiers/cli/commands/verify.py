@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from kvtiers.chunks import PAGE_BYTES, Key, Namespace
 from kvtiers.cli.common import add_dry_run, add_place, chosen, layout_of, place_of
-from kvtiers.cli.output import Output, size
+from kvtiers.cli.output import Advance, Output, size
+from kvtiers.cli.transfer import runs
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.tiers.base import ChunkStore, Entry, Item
-from kvtiers.tiers.places import MAX_CHUNK_BYTES, Found, Place
+from kvtiers.tiers.places import MAX_CHUNK_BYTES, Found, Part, Place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +33,13 @@ class _Bad:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Read; 0 if all is well, 1 if anything is damaged or could not be read."""
+    """Read; 0 if all is well, 1 if anything is damaged or could not be looked at."""
     if arguments.dry_run and not arguments.repair:
         raise ConfigError("--dry-run says what --repair would do: give both")
     place = place_of(arguments, output)
     found = chosen(place, arguments.namespace)
     total, bad = _read_all(place, found, output)
+    unseen = len(output.warnings)
     if arguments.repair:
         _repair(place, found, bad, arguments.dry_run, output)
     damaged_namespaces = [each for each in found if each.namespace is None]
@@ -66,10 +68,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         for b in bad:
             output.line(f"{b.problem} ({b.outcome})")
         verdict = f"{len(bad)} damaged" if bad else "all intact"
+        if unseen:
+            verdict += f", but {unseen} folders could not be looked at"
         output.line(f"{total.chunks} chunks, {size(total.bytes)} read: {verdict}")
 
     output.show(document, human)
-    return 1 if bad or damaged_namespaces else 0
+    return 1 if bad or damaged_namespaces or unseen else 0
 
 
 @dataclass(slots=True)
@@ -79,21 +83,30 @@ class _Total:
 
 
 def _read_all(place: Place, found: list[Found], output: Output) -> tuple[_Total, list[_Bad]]:
-    entries = {each.id: {e.key: e for e in place.entries(each.id)} for each in found}
+    ids = {each.id for each in found}
+    stored = [u for u in place.usage() if u.namespace in ids and u.part is Part.CHUNKS]
     total, bad = _Total(), []
-    everything = sum(e.bytes for by_key in entries.values() for e in by_key.values())
-    with output.progress(everything, "reading") as advance:
-        for name, by_key in entries.items():
-            for key, payload in place.read(name, list(by_key)):
-                entry = by_key[key]
-                advance(entry.bytes)
-                if isinstance(payload, KVTiersError) and payload.kind is Kind.VANISHED:
-                    continue  # an engine took it away meanwhile
-                total.chunks += 1
-                total.bytes += entry.bytes
-                if isinstance(payload, KVTiersError):
-                    bad.append(_Bad(name, entry, str(payload), payload.kind is Kind.CORRUPT))
+    with output.progress(sum(u.bytes for u in stored), "reading") as advance:
+        for name in sorted(ids):
+            for some in runs(place.entries(name)):
+                bad += _read(place, name, some, total, advance)
     return total, bad
+
+
+def _read(
+    place: Place, name: str, entries: list[Entry], total: _Total, advance: Advance
+) -> list[_Bad]:
+    bad, by_key = [], {e.key: e for e in entries}
+    for key, payload in place.read(name, list(by_key)):
+        entry = by_key[key]
+        advance(PAGE_BYTES + entry.bytes)
+        if isinstance(payload, KVTiersError) and payload.kind is Kind.VANISHED:
+            continue  # an engine took it away meanwhile
+        total.chunks += 1
+        total.bytes += entry.bytes
+        if isinstance(payload, KVTiersError):
+            bad.append(_Bad(name, entry, str(payload), payload.kind is Kind.CORRUPT))
+    return bad
 
 
 def _repair(
