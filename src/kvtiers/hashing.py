@@ -83,6 +83,13 @@ def none_hash(algorithm: str = "sha256", seed: str = DEFAULT_SEED) -> bytes:
     return _hasher(algorithm)(seed)
 
 
+def seed_id(given: str | None) -> str:
+    """What to call the seed of block hashes without telling it; ``None``: vLLM's default."""
+    if given is None:
+        return DEFAULT_SEED
+    return f"sha256:{hashlib.sha256(given.encode()).hexdigest()[:16]}"
+
+
 def request_extra_keys(
     lora: tuple[str, str] | None = None, cache_salt: str | None = None
 ) -> ExtraKeys:

@@ -1,13 +1,15 @@
 """The one place where parts become a manager: index, policy, tiers, metrics."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvtiers.chunks import ChunkLayout, Namespace
+from kvtiers.chunks import ChunkLayout, Key, Namespace, key_group
 from kvtiers.config import KVTiersConfig
 from kvtiers.core.manager import ManagerOptions, TieringManager
 from kvtiers.core.promote import PromoteOptions
+from kvtiers.errors import ConfigError
 from kvtiers.events import Event, Sink
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
@@ -15,6 +17,9 @@ from kvtiers.host.region import Region
 from kvtiers.metrics import Metrics
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import SecondaryTierManager
+from kvtiers.tiers.hot import read_manifest
+
+_log = logging.getLogger("kvtiers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ def wire(
     tier cannot be had.
     """
     slots = region.num_slots
+    hot = () if config.warm_manifest is None else _hot(config.warm_manifest, namespace, layout)
     policy = load_policy(config.eviction_policy, config.cache_policy_module_path, capacity=slots)
     tiers = _tiers(config, namespace, layout, clock, wall_clock)
     metrics = Metrics()
@@ -53,7 +59,27 @@ def wire(
         sink=metrics if listen is None else _both(metrics, listen),
         options=_options(config),
     )
+    if hot:
+        manager.warm(hot)
     return Wired(manager, metrics, tiers)
+
+
+def _hot(path: str, namespace: Namespace, layout: ChunkLayout) -> list[Key]:
+    """Chunks of this engine that the manifest names. Raises ConfigError naming the option."""
+    try:
+        prefixes = read_manifest(path)
+    except ConfigError as e:
+        raise ConfigError(f"warm_manifest: {e}", key="warm_manifest") from e.__cause__
+    groups = {g.group for g in layout.groups}
+    ours = [k for p in prefixes if p.namespace == namespace.id for k in p.keys]
+    hot = [k for k in ours if key_group(k) in groups]
+    if not hot:
+        _log.warning(
+            "%s names no chunk of this engine, whose namespace is %s: nothing is warmed up",
+            path,
+            namespace.id,
+        )
+    return hot
 
 
 def _tiers(

@@ -65,6 +65,7 @@ def test_every_key_is_read() -> None:
         "lookup_deadline_s": 2,
         "promotion_wait_s": 0,
         "cascade_max_pinned_fraction": 1,
+        "warm_manifest": "hot.json",
         "region_directory": "/tmp",
         "shutdown_deadline_s": 0.5,
     }

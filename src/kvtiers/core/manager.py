@@ -17,6 +17,7 @@ from kvtiers.core.ledger import Ledger, Request
 from kvtiers.core.load import Loads
 from kvtiers.core.promote import PromoteOptions, Promotions
 from kvtiers.core.store import StorePlan, Stores, UseCounter
+from kvtiers.core.warm import WarmUp
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import PRIMARY, ChunksRemoved, Hop, LookedUp, Reason, Sink
 from kvtiers.host.index import HostIndex
@@ -87,6 +88,7 @@ class TieringManager:
         )
         self._job_deadline_s = options.job_deadline_s
         self._touched: list[Key] = []
+        self._warm_up: WarmUp | None = None
         self._now = 0.0
         self.room_epoch = 0
         """Grows whenever slots may have become free: time to offer declined chunks again."""
@@ -175,6 +177,10 @@ class TieringManager:
         """The tier a chunk was promoted from for this request; None if host memory had it."""
         return request.origin.get(key)
 
+    def warm(self, keys: Sequence[Key]) -> None:
+        """Promote these from the tiers before anybody asks, as far as there is room to spare."""
+        self._warm_up = WarmUp(keys, self.on_new_request, self.lookup, self.on_request_finished)
+
     # -- down: store, cascade --------------------------------------------------------------------
 
     def store(self, keys: Sequence[Key], request: Request) -> StorePlan:
@@ -219,6 +225,8 @@ class TieringManager:
         self.poll(now)
         if self._ledger.flights:
             self._fail_overdue(now)
+        if self._warm_up is not None:
+            self._go_on_warming(self._warm_up, now)
         if self._promotions.pending:
             self._promotions.flush(now)
         if self._ledger.waiting:
@@ -239,6 +247,7 @@ class TieringManager:
         """Whether steps are needed although the engine has nothing to schedule."""
         return (
             bool(self._ledger.flights)
+            or self._warm_up is not None
             or self._promotions.pending
             or self._cascades.due(now)
             or any(t.has_pending_work() for t in self.tiers)
@@ -283,6 +292,8 @@ class TieringManager:
     def drain(self, deadline_s: float, clock: Callable[[], float]) -> bool:
         """Send and await what is in flight or in a backlog; whether all ended in time."""
         until = clock() + deadline_s
+        if self._warm_up is not None:
+            self._warm_up.stop()
         self._cascades.end_pauses()
         while True:
             self.end_step(clock())
@@ -321,6 +332,8 @@ class TieringManager:
         self._cascades.check()
         self._promotions.check()
         self._stores.check()
+        if self._warm_up is not None:
+            self._warm_up.check()
         for tier in self.tiers:
             tier.check()
 
@@ -331,6 +344,13 @@ class TieringManager:
         )
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _go_on_warming(self, warm_up: WarmUp, now: float) -> None:
+        use = self.use
+        room = use.slots // 2 - use.resident - use.filling - use.orphaned
+        warm_up.step(now, room, busy=bool(self._ledger.waiting))
+        if warm_up.ended:
+            self._warm_up = None
 
     def _views(self, keys: Sequence[Key], slots: Sequence[int], writable: bool) -> ChunkViews:
         view, sizes = self._view, self._layout.chunk_sizes(keys)

@@ -14,7 +14,8 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvtiers.chunks import Namespace
 from kvtiers.engines.vllm.identity import cpu_byte_format, identity_from_vllm
-from kvtiers.engines.vllm.namespace import FORMAT_VERSION, GroupSpan, Identity, seed_id
+from kvtiers.engines.vllm.namespace import FORMAT_VERSION, GroupSpan, Identity
+from kvtiers.hashing import seed_id
 
 _MODEL_DTYPES = ("bfloat16", "float16", "float32")
 

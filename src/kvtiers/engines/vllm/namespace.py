@@ -9,7 +9,6 @@ only: secondary tiers keep the old chunks under the same name, so restart the en
 checkpoint that holds the new weights or with another ``model_digest``.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -79,13 +78,6 @@ class GroupSpan:
     blocks_per_chunk: int
     window_tokens: int | None = None
     layers: tuple[str, ...] = ()
-
-
-def seed_id(given: str | None) -> str:
-    """What to call the seed of block hashes without telling it; ``None``: vLLM's default."""
-    if given is None:
-        return DEFAULT_SEED
-    return f"sha256:{hashlib.sha256(given.encode()).hexdigest()[:16]}"
 
 
 def build_namespace(

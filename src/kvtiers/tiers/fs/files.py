@@ -254,7 +254,7 @@ class FilesStore:
     def _problem(self, item: Item, size: int) -> str | None:
         expected = PAGE_BYTES + item.view.nbytes
         if size != expected:
-            return _misfit(size, expected)
+            return misfit(size, expected)
         error = record.verify(self._io.header(), item.key, self._id, item.view)
         return None if error is None else str(error)
 
@@ -355,7 +355,8 @@ def _check_capacity(context: StoreContext, capacity_bytes: int | None) -> None:
     )
 
 
-def _misfit(size: int, expected: int) -> str:
+def misfit(size: int, expected: int) -> str:
+    """What is wrong with a file of ``size`` bytes (-1: no regular file) instead of ``expected``."""
     if size < 0:
         return "it is no regular file"
     how = "short" if size < expected else "long"

@@ -110,7 +110,7 @@ def open_manifest(folder: str, namespace: Namespace, temp: Callable[[], str]) ->
     path = os.path.join(folder, names.MANIFEST)
     expected = namespace.manifest().encode()
     try:
-        found = _read_manifest(path)
+        found = read_manifest(path)
     except FileNotFoundError:
         stranger = _stranger(folder)
         if stranger is not None:
@@ -133,13 +133,13 @@ def open_manifest(folder: str, namespace: Namespace, temp: Callable[[], str]) ->
 def has_our_manifest(folder: str) -> bool:
     """Whether ``folder`` is a namespace that kvtiers made: its name is the manifest's digest."""
     try:
-        found = _read_manifest(os.path.join(folder, names.MANIFEST))
+        found = read_manifest(os.path.join(folder, names.MANIFEST))
     except OSError:
         return False
     return hashlib.sha256(found).hexdigest()[:32] == os.path.basename(folder)
 
 
-def _read_manifest(path: str) -> bytes:
+def read_manifest(path: str) -> bytes:
     """Its bytes, none if it is no regular file. Does not wait for the writer of a fifo."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

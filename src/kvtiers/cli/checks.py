@@ -1,0 +1,255 @@
+"""What ``doctor`` looks at: each check is a function from what was measured to a verdict."""
+
+import mmap
+import os
+import resource
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from typing import Any
+
+from kvtiers.chunks import PAGE_BYTES
+from kvtiers.cli.output import size
+from kvtiers.errors import ConfigError, KVTiersError
+from kvtiers.host.limits import available_memory, container_limits
+from kvtiers.host.region import check_capacity
+from kvtiers.host.regionfile import free_space
+from kvtiers.tiers.fs.direct import DirectFiles
+from kvtiers.tiers.places import Place
+
+_NEEDED_PYTHON = (3, 11)
+_NEEDED_XXHASH = (3, 4)
+_FEW_FILES = 1024
+_SMALL_CHUNK = 256 << 10
+"""Below it a file per chunk costs more than its bytes: bench.md has figures."""
+_LOOKED_AT = 64
+_ROOM_LEFT = 0.9
+"""Of what is free: memory or a disk that is full to the last byte serves nobody else."""
+_PRIVATE = 0o077
+
+
+class Grade(Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: what was found and, unless all is well, what to do."""
+
+    name: str
+    grade: Grade
+    found: str
+    remedy: str = ""
+
+
+def check_versions() -> Iterator[Check]:
+    """Python and the packages that are needed."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < _NEEDED_PYTHON:
+        yield Check("python", Grade.FAIL, python, "install Python 3.11 or later")
+    else:
+        yield Check("python", Grade.OK, python)
+    try:
+        found = version("xxhash")
+    except PackageNotFoundError:
+        yield Check("xxhash", Grade.FAIL, "not installed", "pip install xxhash")
+        return
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if numbers < _NEEDED_XXHASH:
+        yield Check("xxhash", Grade.FAIL, found, "install xxhash 3.4 or later")
+    else:
+        yield Check("xxhash", Grade.OK, found)
+
+
+def check_memory(cpu_bytes: int | None, chunk: int | None, directory: str) -> Iterator[Check]:
+    """Memory of the machine and its control groups, and the folder that host memory lies in."""
+    try:
+        machine, shared = available_memory(), free_space(directory)
+    except KVTiersError as e:
+        yield Check("memory", Grade.FAIL, str(e), "set region_directory to a tmpfs")
+        return
+    groups = [limit.left for limit in container_limits()]
+    left = min([machine, shared, *groups])
+    said = f"{size(machine)} available, {size(shared)} in {directory}"
+    if groups and min(groups) < machine:
+        said += f", {size(min(groups))} left by control groups"
+    if cpu_bytes is None:
+        yield Check("memory", Grade.OK, said)
+        return
+    try:
+        check_capacity(cpu_bytes, chunk or PAGE_BYTES, directory)
+    except ConfigError as e:
+        yield Check("memory", Grade.FAIL, said, str(e))
+        return
+    wants = f"{said}; cpu_bytes_to_use is {size(cpu_bytes)}"
+    if cpu_bytes > left * _ROOM_LEFT:
+        yield Check("memory", Grade.WARN, wants, "lower cpu_bytes_to_use: the engine needs some")
+    else:
+        yield Check("memory", Grade.OK, wants)
+
+
+def check_limits(cpu_bytes: int | None) -> Iterator[Check]:
+    """What the kernel allows a process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _less(soft, _FEW_FILES):
+        yield Check("open files", Grade.WARN, f"{soft} allowed", f"ulimit -n {_FEW_FILES} or more")
+    else:
+        yield Check("open files", Grade.OK, f"{_limit(soft)} allowed, at most {_limit(hard)}")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    said = f"{size(locked) if locked != resource.RLIM_INFINITY else 'any amount'} may be locked"
+    if cpu_bytes is not None and _less(locked, cpu_bytes):
+        remedy = "ulimit -l unlimited, if a driver refuses to pin host memory"
+        yield Check("locked memory", Grade.WARN, said, remedy)
+    else:
+        yield Check("locked memory", Grade.OK, said)
+
+
+def _less(limit: int, needed: int) -> bool:
+    return limit != resource.RLIM_INFINITY and limit < needed
+
+
+def _limit(value: int) -> str:
+    return "any number" if value == resource.RLIM_INFINITY else str(value)
+
+
+def check_place(place: Place) -> Iterator[Check]:
+    """The root of a tier: may it be used, is there room, is its disk fit for such chunks."""
+    root = place.options["root_dir"]
+    yield from check_folder(root)
+    yield check_direct(root, place.options["direct_io"])
+    ours = sum(u.bytes for u in place.usage() if u.namespace)
+    capacity = place.options.get("capacity_bytes")
+    disk = os.statvfs(root)
+    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity)
+    chunk = largest_chunk(place)
+    yield check_chunk(chunk, place.layout)
+    if chunk and place.layout == "files" and disk.f_files:
+        yield check_inodes(disk.f_favail, disk.f_bavail * disk.f_frsize, chunk, capacity)
+
+
+def check_absent(root: str, capacity: int | None) -> Iterator[Check]:
+    """A root that an engine would make: whether it may, and whether there is room."""
+    above = os.path.dirname(root)
+    while not os.path.isdir(above):
+        above = os.path.dirname(above)
+    if os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        yield Check("permissions", Grade.OK, f"{root} will be made in {above}")
+    else:
+        found = f"{root} is absent, and user {os.geteuid()} may not make it in {above}"
+        yield Check("permissions", Grade.FAIL, found, "make it, for the user of the engine")
+    disk = os.statvfs(above)
+    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity)
+
+
+def check_folder(root: str) -> Iterator[Check]:
+    """Who may do what with the root."""
+    info = os.stat(root)
+    said = f"{root} is user {info.st_uid}'s, mode {stat.S_IMODE(info.st_mode):04o}"
+    may = os.access(root, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
+    if not may:
+        remedy = "make it writable for the user that runs the engine, or run doctor as that user"
+        yield Check("permissions", Grade.FAIL, f"{said}, and not for user {os.geteuid()}", remedy)
+    elif stat.S_IMODE(info.st_mode) & _PRIVATE:
+        remedy = "chmod 700: who can read KV caches can learn of the prompts"
+        yield Check("permissions", Grade.WARN, said, remedy)
+    else:
+        yield Check("permissions", Grade.OK, said)
+
+
+def check_direct(root: str, wanted: str) -> Check:
+    """Whether O_DIRECT works, by writing and reading one page."""
+    if wanted == "off":
+        return Check("direct I/O", Grade.OK, "direct_io is off")
+    try:
+        works = _direct_works(root)
+    except OSError as e:
+        return Check(
+            "direct I/O", Grade.FAIL, f"a file cannot be written: {e.strerror}", "see above"
+        )
+    if works:
+        return Check("direct I/O", Grade.OK, "works past the page cache")
+    if wanted == "on":
+        return Check("direct I/O", Grade.FAIL, "refused by the file system", 'use "auto"')
+    return Check("direct I/O", Grade.WARN, "refused by the file system: buffered", "another disk")
+
+
+def _direct_works(root: str) -> bool:
+    folder = tempfile.mkdtemp(prefix=".kvtiers-doctor-", dir=root)
+    try:
+        files, path = DirectFiles("auto", fsync=False), os.path.join(folder, "page")
+        page = memoryview(mmap.mmap(-1, PAGE_BYTES))
+        files.write(path, page)
+        files.read(path, page)
+        return files.direct
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_disk(free: int, ours: int, capacity: int | None) -> Check:
+    """Whether what may be stored fits: free space, and what is there already."""
+    said = f"{size(free)} free, {size(ours)} taken by kvtiers"
+    if capacity is None:
+        remedy = "set capacity_bytes: without it the tier grows until the disk is full"
+        return Check("disk space", Grade.WARN, f"{said}; no capacity is set", remedy)
+    said = f"{said}; capacity is {size(capacity)}"
+    if capacity > free + ours:
+        remedy = f"lower capacity_bytes to {size(int((free + ours) * _ROOM_LEFT))}, or make room"
+        return Check("disk space", Grade.FAIL, said, remedy)
+    if capacity > (free + ours) * _ROOM_LEFT:
+        return Check("disk space", Grade.WARN, said, "it leaves hardly any room for others")
+    return Check("disk space", Grade.OK, said)
+
+
+def check_chunk(chunk: int | None, layout: str) -> Check:
+    """Whether a file per chunk is worth it."""
+    if chunk is None:
+        return Check("chunk size", Grade.OK, "nothing is stored yet, so it is not known")
+    said = f"{size(chunk)} a chunk, layout {layout}"
+    if layout == "files" and chunk < _SMALL_CHUNK:
+        remedy = "use layout=log, or raise blocks_per_chunk: small files are slow"
+        return Check("chunk size", Grade.WARN, said, remedy)
+    return Check("chunk size", Grade.OK, said)
+
+
+def check_inodes(free_files: int, free: int, chunk: int, capacity: int | None) -> Check:
+    """Whether the file system has as many files as chunks fit."""
+    files = (free if capacity is None else min(free, capacity)) // (chunk + PAGE_BYTES)
+    said = f"{free_files} files left, room for {files} chunks"
+    if free_files < files:
+        return Check("inodes", Grade.WARN, said, "raise blocks_per_chunk, or lower capacity_bytes")
+    return Check("inodes", Grade.OK, said)
+
+
+def largest_chunk(place: Place) -> int | None:
+    """Of some that are stored; None if none are."""
+    sizes: list[int] = []
+    with suppress(KVTiersError):
+        for found in place.namespaces():
+            sizes += [e.bytes for e in islice(place.entries(found.id), _LOOKED_AT)]
+    return max(sizes, default=None)
+
+
+def settings_of(document: Any) -> Mapping[str, Any]:
+    """``kv_connector_extra_config`` of what a user wrote: that itself, or what holds it.
+
+    Raises ConfigError if it is neither.
+    """
+    if isinstance(document, Mapping):
+        inner = document.get("kv_connector_extra_config", document)
+        if isinstance(inner, Mapping):
+            return inner
+    raise ConfigError(
+        "--config holds no configuration: give what --kv-transfer-config or "
+        "kv_connector_extra_config is"
+    )

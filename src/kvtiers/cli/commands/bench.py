@@ -1,0 +1,117 @@
+"""``kvtiers bench tier``: how fast a tier moves chunks here, beside the disk alone.
+
+All of it happens in a hidden folder of its own under the tier's root, which is removed at the end:
+the same disk, and nothing that an engine counts, evicts or owns.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+from kvtiers.chunks import PAGE_BYTES
+from kvtiers.cli.common import add_common
+from kvtiers.cli.measure import Figures, measure_raw, measure_tier
+from kvtiers.cli.output import Output, rate, size
+from kvtiers.errors import ConfigError, map_errors
+from kvtiers.tiers.places import MAX_CHUNK_BYTES
+from kvtiers.tiers.urls import FsURL, layout_of, parse_size, parse_url
+
+_LEAST = 1 << 20
+_SLACK = 64 << 20
+"""Of the capacity: nothing that is measured may be evicted, whatever a layout needs besides."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument("what", choices=["tier"], help="what is measured")
+    parser.add_argument("url", metavar="URL", help="fs:///PATH, with ?layout= if need be")
+    parser.add_argument("--chunk-bytes", metavar="SIZE", default="2MiB", help="default 2MiB")
+    parser.add_argument("--total-bytes", metavar="SIZE", default="512MiB", help="default 512MiB")
+    add_common(parser)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Measure; 0 if every byte came back."""
+    chunk = parse_size("--chunk-bytes", arguments.chunk_bytes)
+    total = parse_size("--total-bytes", arguments.total_bytes)
+    url = parse_url(arguments.url)
+    _refuse(chunk, total, url)
+    layout = layout_of(arguments.url, url)
+    count = total // chunk
+    made = not os.path.lexists(url.path)
+    if made and not os.path.isdir(os.path.dirname(url.path)):
+        raise ConfigError(f"{arguments.url}: there is no such folder, and none to make it in")
+    with map_errors("bench in", url.path):
+        if made:
+            os.mkdir(url.path, 0o700)
+        folder = tempfile.mkdtemp(prefix=".kvtiers-bench-", dir=url.path)
+    try:
+        capacity = 2 * count * (chunk + PAGE_BYTES) + _SLACK
+        options = _options(replace(url, layout=layout), folder, capacity)
+        with output.progress(4 * count * chunk, "measuring") as advance:
+            raw = measure_raw(folder, chunk, count, url.direct_io != "off", advance)
+            tier = measure_tier(options, chunk, count, advance)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if made:
+            os.rmdir(url.path)
+    rows = [*tier, *raw]
+
+    def human() -> None:
+        columns = ("", ">THROUGHPUT", ">P50 A CHUNK", ">P99 A CHUNK")
+        output.table(columns, [_row(figures) for figures in rows])
+        output.line(
+            f"{count} chunks of {size(chunk)}, layout {layout}; the last rows are plain calls, "
+            f"one after the other, {'past' if raw[0].direct else 'through'} the page cache"
+        )
+
+    document: dict[str, Any] = {
+        "url": arguments.url,
+        "layout": layout,
+        "chunk_bytes": chunk,
+        "chunks": count,
+        "figures": [figures.document() for figures in rows],
+    }
+    output.show(document, human)
+    return 0
+
+
+def _refuse(chunk: int, total: int, url: FsURL) -> None:
+    if chunk < PAGE_BYTES or chunk % PAGE_BYTES or chunk > MAX_CHUNK_BYTES:
+        raise ConfigError(
+            f"--chunk-bytes is {chunk}: give a multiple of {PAGE_BYTES}, as chunks are"
+        )
+    if total < max(chunk, _LEAST):
+        raise ConfigError(f"--total-bytes is {total}: give at least one chunk and 1MiB")
+    where = url.path
+    while not os.path.isdir(where):
+        where = os.path.dirname(where)
+    disk = os.statvfs(where)
+    free = disk.f_bavail * disk.f_frsize
+    if 3 * total > free:
+        raise ConfigError(
+            f"--total-bytes {size(total)} needs three times as much on the disk, where "
+            f"{size(free)} are free: lower it"
+        )
+
+
+def _options(url: FsURL, folder: str, capacity: int) -> dict[str, Any]:
+    return {
+        "type": "fs",
+        "root_dir": os.path.join(folder, "tier"),
+        "layout": url.layout,
+        "capacity_bytes": capacity,
+        "direct_io": url.direct_io,
+    }
+
+
+def _row(figures: Figures) -> tuple[str, ...]:
+    return (
+        figures.name,
+        rate(figures.bytes_per_s),
+        f"{figures.p50_s * 1e3:.2f} ms",
+        f"{figures.p99_s * 1e3:.2f} ms",
+    )

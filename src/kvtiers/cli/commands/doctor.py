@@ -1,0 +1,122 @@
+"""``kvtiers doctor``: whether a configuration will work on this machine."""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from kvtiers.cli.checks import (
+    Check,
+    Grade,
+    check_absent,
+    check_limits,
+    check_memory,
+    check_place,
+    check_versions,
+    settings_of,
+)
+from kvtiers.cli.common import add_common
+from kvtiers.cli.output import Output
+from kvtiers.config import KVTiersConfig, TierSpec, parse_config
+from kvtiers.errors import ConfigError, KVTiersError
+from kvtiers.host.regionfile import DIRECTORY
+from kvtiers.tiers import check_tiers
+from kvtiers.tiers.urls import open_place, parse_url
+
+_MAX_CONFIG = 16 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument("url", metavar="URL", nargs="?", help="a tier, besides those configured")
+    parser.add_argument(
+        "--config",
+        metavar="JSON|FILE",
+        help="what --kv-transfer-config is, or its kv_connector_extra_config",
+    )
+    add_common(parser)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Check; 0 unless a check failed."""
+    config = None if arguments.config is None else read_config(arguments.config)
+    checks = [("", check) for check in _machine(config)]
+    for url in _urls(config, arguments.url):
+        checks += [(url, check) for check in _tier(url, output, given=url == arguments.url)]
+    failed = any(check.grade is Grade.FAIL for _, check in checks)
+
+    def human() -> None:
+        rows = [(check.grade.value, check.name, check.found, check.remedy) for _, check in checks]
+        output.table(("", "CHECK", "FOUND", "WHAT TO DO"), rows)
+
+    document = {
+        "ok": not failed,
+        "checks": [
+            {
+                "tier": url or None,
+                "check": check.name,
+                "grade": check.grade.value,
+                "found": check.found,
+                "remedy": check.remedy or None,
+            }
+            for url, check in checks
+        ],
+    }
+    output.show(document, human)
+    return 1 if failed else 0
+
+
+def read_config(given: str) -> KVTiersConfig:
+    """Of JSON, or of a file that holds it. Raises ConfigError as an engine would."""
+    text: str | bytes = given
+    if not given.lstrip().startswith("{"):
+        try:
+            with open(given, "rb") as file:
+                text = file.read(_MAX_CONFIG)
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"--config {given!a} cannot be read: {e}") from None
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"--config is no JSON: {e}") from None
+    config = parse_config(settings_of(document))
+    check_tiers(config.secondary_tiers)
+    return config
+
+
+def _machine(config: KVTiersConfig | None) -> Iterator[Check]:
+    cpu_bytes = config.cpu_bytes_to_use if config else None
+    yield from check_versions()
+    yield from check_memory(cpu_bytes, None, config.region_directory if config else DIRECTORY)
+    yield from check_limits(cpu_bytes)
+
+
+def _urls(config: KVTiersConfig | None, url: str | None) -> list[str]:
+    specs = config.secondary_tiers if config else ()
+    urls = [_url_of(s) for s in specs if s.type == "fs" and s.module_path is None]
+    return urls if url is None else [*urls, url]
+
+
+def _url_of(spec: TierSpec) -> str:
+    options = spec.options
+    root = os.path.abspath(os.path.expanduser(str(options["root_dir"])))
+    parameters = [
+        ("layout", options.get("layout")),
+        ("capacity", options.get("capacity_bytes")),
+        ("direct_io", options.get("direct_io")),
+    ]
+    query = "&".join(f"{key}={value}" for key, value in parameters if value is not None)
+    return f"fs://{quote(root)}" + (f"?{query}" if query else "")
+
+
+def _tier(url: str, output: Output, *, given: bool) -> list[Check]:
+    parsed = parse_url(url)
+    if not os.path.lexists(parsed.path):
+        return list(check_absent(parsed.path, parsed.capacity_bytes))
+    try:
+        return list(check_place(open_place(url, output.warn)))
+    except (KVTiersError, OSError) as e:
+        if given and isinstance(e, ConfigError):
+            raise
+        return [Check("tier", Grade.FAIL, str(e), "see the folder and who may use it")]

@@ -1,0 +1,64 @@
+"""``kvtiers du``: what lies on the disk, by namespace and by what it is for."""
+
+import argparse
+import os
+from collections import Counter
+from typing import Any
+
+from kvtiers.cli.common import add_place, place_of
+from kvtiers.cli.output import Output, size
+from kvtiers.tiers.places import Part, Usage
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add_place(parser, namespace=False)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Add up; 0 however much is there."""
+    place = place_of(arguments, output)
+    usage = place.usage()
+    total = sum(u.bytes for u in usage if u.namespace)
+    disk = os.statvfs(place.options["root_dir"])
+    free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    capacity = place.options.get("capacity_bytes")
+
+    def human() -> None:
+        columns = ("NAMESPACE", *(f">{part.value.upper()}" for part in Part), ">TOTAL")
+        output.table(columns, _rows(usage))
+        bound = f" of {size(capacity)} capacity" if capacity else ""
+        output.line(f"{size(total)}{bound}; {size(free)} of {size(whole)} are free on the disk")
+
+    document: dict[str, Any] = {
+        "url": place.url,
+        "bytes": total,
+        "capacity_bytes": capacity,
+        "disk_free_bytes": free,
+        "disk_bytes": whole,
+        "usage": [
+            {
+                "namespace": u.namespace or None,
+                "part": u.part.value,
+                "files": u.files,
+                "bytes": u.bytes,
+            }
+            for u in usage
+        ],
+    }
+    output.show(document, human)
+    return 0
+
+
+def _rows(usage: list[Usage]) -> list[tuple[str, ...]]:
+    by_namespace: dict[str, Counter[Part]] = {}
+    for u in usage:
+        by_namespace.setdefault(u.namespace, Counter())[u.part] += u.bytes
+    return [
+        (
+            name or "(beside them)",
+            *(size(parts[part]) if part in parts else "-" for part in Part),
+            size(sum(parts.values())),
+        )
+        for name, parts in by_namespace.items()
+    ]

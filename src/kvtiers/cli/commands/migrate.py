@@ -1,0 +1,97 @@
+"""``kvtiers migrate``: copy chunks from one tier to another, verified, and go on where it ended."""
+
+import argparse
+import os
+
+from kvtiers.chunks import Namespace
+from kvtiers.cli.common import add_common, add_dry_run, add_namespace, chosen, whole
+from kvtiers.cli.output import Advance, Output, size
+from kvtiers.cli.transfer import Moved, absent, write_all
+from kvtiers.errors import ConfigError
+from kvtiers.tiers.base import Entry
+from kvtiers.tiers.places import Place
+from kvtiers.tiers.urls import open_place
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument("source", metavar="FROM", help="URL of the tier that is copied")
+    parser.add_argument("target", metavar="TO", help="URL of the tier that gets the chunks")
+    add_namespace(parser)
+    add_dry_run(parser)
+    add_common(parser)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Copy; 0 if every chunk arrived, 1 if any is damaged or could not be written."""
+    source = open_place(arguments.source, output.warn)
+    target = open_place(arguments.target, output.warn, make=True)
+    if _same(source, target):
+        raise ConfigError(f"FROM and TO are the same: {source.url}")
+    found = whole(chosen(source, arguments.namespace), output, "no engine can use it")
+    entries = {
+        namespace.id: sorted(source.entries(namespace.id), key=lambda e: e.used_at)
+        for _, namespace in found
+    }
+    total = sum(e.bytes for some in entries.values() for e in some)
+    warn_if_small(target, total, output)
+    results = []
+    with output.progress(total, "copying") as advance:
+        for name, namespace in found:
+            moved = Moved(name)
+            results.append(moved)
+            wanted = list(absent(target, name, entries[name], moved))
+            advance(sum(e.bytes for e in entries[name]) - sum(e.bytes for e in wanted))
+            if arguments.dry_run:
+                moved.chunks, moved.bytes = len(wanted), sum(e.bytes for e in wanted)
+            elif wanted:
+                _copy(source, target, namespace, wanted, moved, advance)
+    say_moved(results, output, {"from": source.url, "to": target.url}, arguments.dry_run)
+    return 1 if any(moved.failed for moved in results) else 0
+
+
+def _copy(
+    source: Place,
+    target: Place,
+    namespace: Namespace,
+    wanted: list[Entry],
+    moved: Moved,
+    advance: Advance,
+) -> None:
+    """Least recently used first, so that the order of use is the same there."""
+    payloads = source.read(namespace.id, [e.key for e in wanted])
+    write_all(target, namespace, wanted, payloads, moved, advance)
+
+
+def _same(source: Place, target: Place) -> bool:
+    one, other = (os.path.realpath(place.options["root_dir"]) for place in (source, target))
+    return one == other and source.layout == target.layout
+
+
+def warn_if_small(target: Place, total: int, output: Output) -> None:
+    """A bounded tier makes room by forgetting: better said before than found out after."""
+    capacity = target.options.get("capacity_bytes")
+    if capacity is not None and total > capacity:
+        output.warn(
+            f"{size(total)} are to go where capacity is {size(capacity)}: what was not used for "
+            "longest will not stay"
+        )
+
+
+def say_moved(results: list[Moved], output: Output, places: dict[str, str], dry_run: bool) -> None:
+    """The outcome by namespace."""
+
+    def human() -> None:
+        wrote = "WOULD WRITE" if dry_run else "WRITTEN"
+        rows = [
+            (m.namespace, str(m.chunks), size(m.bytes), str(m.present), str(len(m.failed)))
+            for m in results
+        ]
+        columns = ("NAMESPACE", f">{wrote}", ">BYTES", ">THERE ALREADY", ">FAILED")
+        output.table(columns, rows)
+        for m in results:
+            for _, problem in m.failed:
+                output.line(problem)
+
+    namespaces = [m.document() for m in results]
+    output.show({**places, "dry_run": dry_run, "namespaces": namespaces}, human)

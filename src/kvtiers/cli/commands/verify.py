@@ -1,0 +1,151 @@
+"""``kvtiers verify``: read everything, say what is damaged, and put that aside if asked to."""
+
+import argparse
+import mmap
+from dataclasses import dataclass
+
+from kvtiers.chunks import PAGE_BYTES, Key, Namespace
+from kvtiers.cli.common import add_dry_run, add_place, chosen, layout_of, place_of
+from kvtiers.cli.output import Advance, Output, size
+from kvtiers.cli.transfer import runs
+from kvtiers.errors import ConfigError, Kind, KVTiersError
+from kvtiers.tiers.base import ChunkStore, Entry, Item
+from kvtiers.tiers.places import MAX_CHUNK_BYTES, Found, Part, Place
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add_place(parser)
+    parser.add_argument("--repair", action="store_true", help="take damaged chunks away")
+    add_dry_run(parser)
+
+
+@dataclass(slots=True)
+class _Bad:
+    """A chunk that is not what it should be."""
+
+    namespace: str
+    entry: Entry
+    problem: str
+    damaged: bool
+    """False if it could not be read, so that nobody knows."""
+    outcome: str = "left"
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Read; 0 if all is well, 1 if anything is damaged or could not be looked at."""
+    if arguments.dry_run and not arguments.repair:
+        raise ConfigError("--dry-run says what --repair would do: give both")
+    place = place_of(arguments, output)
+    found = chosen(place, arguments.namespace)
+    total, bad = _read_all(place, found, output)
+    unseen = len(output.warnings)
+    if arguments.repair:
+        _repair(place, found, bad, arguments.dry_run, output)
+    damaged_namespaces = [each for each in found if each.namespace is None]
+    document = {
+        "url": place.url,
+        "chunks": total.chunks,
+        "bytes": total.bytes,
+        "damaged": [
+            {
+                "namespace": b.namespace,
+                "key": b.entry.key.hex(),
+                "problem": b.problem,
+                "damaged": b.damaged,
+                "outcome": b.outcome,
+            }
+            for b in bad
+        ],
+        "damaged_namespaces": [
+            {"namespace": each.id, "problem": each.problem} for each in damaged_namespaces
+        ],
+    }
+
+    def human() -> None:
+        for each in damaged_namespaces:
+            output.line(f"namespace {each.id}: {each.problem}; no engine can use it")
+        for b in bad:
+            output.line(f"{b.problem} ({b.outcome})")
+        verdict = f"{len(bad)} damaged" if bad else "all intact"
+        if unseen:
+            verdict += f", but {unseen} folders could not be looked at"
+        output.line(f"{total.chunks} chunks, {size(total.bytes)} read: {verdict}")
+
+    output.show(document, human)
+    return 1 if bad or damaged_namespaces or unseen else 0
+
+
+@dataclass(slots=True)
+class _Total:
+    chunks: int = 0
+    bytes: int = 0
+
+
+def _read_all(place: Place, found: list[Found], output: Output) -> tuple[_Total, list[_Bad]]:
+    ids = {each.id for each in found}
+    stored = [u for u in place.usage() if u.namespace in ids and u.part is Part.CHUNKS]
+    total, bad = _Total(), []
+    with output.progress(sum(u.bytes for u in stored), "reading") as advance:
+        for name in sorted(ids):
+            for some in runs(place.entries(name)):
+                bad += _read(place, name, some, total, advance)
+    return total, bad
+
+
+def _read(
+    place: Place, name: str, entries: list[Entry], total: _Total, advance: Advance
+) -> list[_Bad]:
+    bad, by_key = [], {e.key: e for e in entries}
+    for key, payload in place.read(name, list(by_key)):
+        entry = by_key[key]
+        advance(PAGE_BYTES + entry.bytes)
+        if isinstance(payload, KVTiersError) and payload.kind is Kind.VANISHED:
+            continue  # an engine took it away meanwhile
+        total.chunks += 1
+        total.bytes += entry.bytes
+        if isinstance(payload, KVTiersError):
+            bad.append(_Bad(name, entry, str(payload), payload.kind is Kind.CORRUPT))
+    return bad
+
+
+def _repair(
+    place: Place, found: list[Found], bad: list[_Bad], dry_run: bool, output: Output
+) -> None:
+    namespaces = {each.id: each.namespace for each in found}
+    for name in dict.fromkeys(b.namespace for b in bad):
+        ours = [b for b in bad if b.namespace == name and b.damaged]
+        namespace = namespaces[name]
+        if namespace is None:
+            output.warn(f"namespace {name} is left as it is: {_problem_of(found, name)}")
+        elif dry_run:
+            for b in ours:
+                b.outcome = "would be removed"
+        elif ours:
+            _repair_in(place, namespace, ours)
+
+
+def _problem_of(found: list[Found], name: str) -> str:
+    return next(each.problem for each in found if each.id == name)
+
+
+def _repair_in(place: Place, namespace: Namespace, bad: list[_Bad]) -> None:
+    store = place.open_store(namespace, layout_of([b.entry for b in bad]))
+    try:
+        for b in bad:
+            b.outcome = _take_away(store, b.entry)
+    finally:
+        store.close()
+
+
+def _take_away(store: ChunkStore, entry: Entry) -> str:
+    """Have the store read it again: what it finds damaged, by now, it takes away itself."""
+    length = entry.bytes if 0 < entry.bytes < MAX_CHUNK_BYTES else PAGE_BYTES
+    view = memoryview(mmap.mmap(-1, length))
+    (error,) = store.read([Item(entry.key, view)])
+    if error is None:
+        return "intact by now"
+    if error.kind is Kind.VANISHED:
+        return "gone by now"
+    still_there = store.contains([Key(entry.key)])[0]
+    return f"cannot be removed: {error}" if still_there else "removed"

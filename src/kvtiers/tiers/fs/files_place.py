@@ -1,0 +1,221 @@
+"""Layout ``files`` as tools see it: walked and read beside engines, and nothing is changed."""
+
+import contextlib
+import json
+import mmap
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
+from kvtiers.errors import Kind, KVTiersError, map_errors
+from kvtiers.tiers import fs, record
+from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
+from kvtiers.tiers.fs import folders, names
+from kvtiers.tiers.fs.direct import DirectFiles
+from kvtiers.tiers.fs.files import misfit
+from kvtiers.tiers.options import parse
+from kvtiers.tiers.places import MAX_CHUNK_BYTES, Complain, Found, Part, Payload, Usage
+
+_OWN_PARTS = {names.TEMP: Part.TEMPORARY, names.QUARANTINE: Part.QUARANTINE}
+
+
+class FilesPlace:
+    """A root folder of layout ``files``. See :class:`~kvtiers.tiers.places.Place`."""
+
+    layout = "files"
+
+    def __init__(
+        self,
+        root: str,
+        complain: Complain,
+        capacity_bytes: int | None = None,
+        direct_io: str = "auto",
+    ) -> None:
+        self.root = root
+        self.url = f"fs://{quote(root)}?layout={self.layout}"
+        self.options: Mapping[str, Any] = {
+            "type": "fs",
+            "root_dir": root,
+            "layout": self.layout,
+            "capacity_bytes": capacity_bytes,
+            "direct_io": direct_io,
+        }
+        self._complain = complain
+        self._io = DirectFiles("off" if direct_io == "off" else "auto", fsync=False)
+
+    @staticmethod
+    def lies_at(root: str) -> bool:
+        """Whether a folder holds chunks of this layout."""
+        with contextlib.suppress(OSError):
+            for namespace in names.namespaces(root):
+                with contextlib.suppress(OSError):
+                    if any(
+                        names.is_fan(name) for name in os.listdir(os.path.join(root, namespace))
+                    ):
+                        return True
+        return False
+
+    def namespaces(self) -> list[Found]:
+        """Every folder named like a namespace."""
+        with map_errors("list", self.root):
+            return [self._found(name) for name in sorted(names.namespaces(self.root))]
+
+    def _found(self, name: str) -> Found:
+        path = os.path.join(self.root, name, names.MANIFEST)
+        try:
+            manifest = folders.read_manifest(path)
+        except FileNotFoundError:
+            return Found(name, None, f"it has no {names.MANIFEST}")
+        except OSError as e:
+            return Found(name, None, f"its {names.MANIFEST} cannot be read: {e.strerror}")
+        namespace = _parsed(manifest)
+        if namespace is None or namespace.id != name:
+            return Found(name, None, f"its {names.MANIFEST} is damaged or of another namespace")
+        return Found(name, namespace)
+
+    def entries(self, namespace_id: str) -> Iterator[Entry]:
+        """Every file that is named as a chunk."""
+        for fan in self._scan(os.path.join(self.root, namespace_id)):
+            if names.is_fan(fan.name) and fan.is_dir(follow_symlinks=False):
+                yield from self._entries_in(fan.path)
+
+    def _entries_in(self, fan: str) -> Iterator[Entry]:
+        for found in self._scan(fan):
+            key = names.chunk_key(found.name)
+            if key is not None and f"{os.path.basename(fan)}/{found.name}" == names.chunk_path(key):
+                entry = _entry(key, found.path)
+                if entry is not None:
+                    yield entry
+
+    def _scan(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as found:
+                return list(found)
+        except FileNotFoundError:
+            return []  # it left meanwhile
+        except OSError as e:
+            self._complain(f"{folder} cannot be listed: {e.strerror}")
+            return []
+
+    def find(self, namespace_id: str, keys: Sequence[Key]) -> list[Entry | None]:
+        """One question to the file system for each key."""
+        folder = os.path.join(self.root, namespace_id)
+        return [_entry(key, os.path.join(folder, names.chunk_path(key))) for key in keys]
+
+    def read(self, namespace_id: str, keys: Sequence[Key]) -> Iterator[tuple[Key, Payload]]:
+        """One file after the other, past the page cache where that works."""
+        memory = mmap.mmap(-1, PAGE_BYTES)
+        for key in keys:
+            path = os.path.join(self.root, namespace_id, names.chunk_path(key))
+            try:
+                with map_errors("read", path):
+                    size = _payload_bytes(path)
+                    if size > len(memory):
+                        memory = mmap.mmap(-1, size)
+                    view = memoryview(memory)[:size]
+                    self._read(path, key, namespace_id, view)
+                yield key, view
+            except KVTiersError as e:
+                yield key, e
+
+    def _read(self, path: str, key: Key, namespace_id: str, view: memoryview) -> None:
+        size, expected = self._io.read(path, view), PAGE_BYTES + view.nbytes
+        if size != expected:
+            raise _damaged(path, misfit(size, expected))
+        error = record.verify(self._io.header(), key, namespace_id, view)
+        if error is not None:
+            raise _damaged(path, str(error))
+
+    def usage(self) -> list[Usage]:
+        """Every file below the root, by what its place says."""
+        files: Counter[tuple[str, Part]] = Counter()
+        sizes: Counter[tuple[str, Part]] = Counter()
+        for below, size in self._walk(self.root, ()):
+            where = _part_of(below)
+            files[where] += 1
+            sizes[where] += size
+        return [Usage(*where, files[where], sizes[where]) for where in sorted(files, key=_order)]
+
+    def _walk(self, folder: str, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+        for found in self._scan(folder):
+            below = (*above, found.name)
+            if found.is_dir(follow_symlinks=False):
+                if above or names.is_namespace(found.name):  # what lies beside ours is not ours
+                    yield from self._walk(found.path, below)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    yield below, found.stat(follow_symlinks=False).st_size
+
+    def open_store(
+        self,
+        namespace: Namespace,
+        layout: ChunkLayout,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> ChunkStore:
+        """Engines share this layout, so it never refuses because of one."""
+        context = StoreContext(
+            "fs", "tool:fs", namespace, layout, time.monotonic, wall_clock, _unheard
+        )
+        options = {key: value for key, value in self.options.items() if key != "type"}
+        return fs.build(context, parse(fs.FsOptions, options))
+
+    def __repr__(self) -> str:
+        return f"<FilesPlace {self.root}>"
+
+
+def _parsed(manifest: bytes) -> Namespace | None:
+    try:
+        fields = json.loads(manifest)
+        return Namespace(fields) if isinstance(fields, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _entry(key: Key, path: str) -> Entry | None:
+    with map_errors("look at", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        info = os.stat(path, follow_symlinks=False)
+        return Entry(key, max(0, info.st_size - PAGE_BYTES), info.st_mtime)
+    return None
+
+
+def _payload_bytes(path: str) -> int:
+    """Bytes behind the header of a file. Raises OSError, or KVTiersError if it is no chunk's."""
+    info = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISREG(info.st_mode):
+        raise _damaged(path, misfit(-1, 0))
+    if info.st_size < PAGE_BYTES:
+        raise _damaged(path, misfit(info.st_size, PAGE_BYTES))
+    if info.st_size > MAX_CHUNK_BYTES:
+        raise _damaged(path, f"it is larger than any chunk: {info.st_size} bytes")
+    return info.st_size - PAGE_BYTES
+
+
+def _damaged(path: str, problem: str) -> KVTiersError:
+    return KVTiersError(
+        f"{path}: {problem}", kind=Kind.CORRUPT, operation="read", context={"path": path}
+    )
+
+
+def _part_of(below: tuple[str, ...]) -> tuple[str, Part]:
+    """Of the path of a file below the root: whose it is and what for."""
+    if len(below) == 1:
+        return "", Part.OTHER
+    namespace, inside = below[0], below[1:]
+    key = names.chunk_key(inside[-1])
+    if key is not None and "/".join(inside) == names.chunk_path(key):
+        return namespace, Part.CHUNKS
+    part = _OWN_PARTS.get(inside[0], Part.OTHER) if len(inside) > 1 else Part.OTHER
+    return namespace, part
+
+
+def _order(where: tuple[str, Part]) -> tuple[str, int]:
+    return where[0], list(Part).index(where[1])
+
+
+def _unheard(keys: Sequence[Key], reason: object) -> None:
+    """Nobody listens to a tool's store: it says itself what it did."""

@@ -1,0 +1,160 @@
+"""A tier on a real folder, filled by the store that engines use, and commands run on it."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtiers.chunks import ChunkLayout, GroupLayout, Key, Namespace
+from kvtiers.cli import main
+from kvtiers.hashing import chunk_keys, seed_id
+from kvtiers.tiers.base import Item, StoreContext
+from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.names import chunk_path
+from tests.unit.tiers.tier_kit import ManualClock, filled
+
+ROOT = Path(__file__).resolve().parents[3]
+CHUNK = 8192
+TOKENS = list(range(100, 164))
+"""Four chunks of 16 tokens."""
+WALL = 1_700_000_000.0
+
+
+def manifest(model: str = "m", **fields: Any) -> Namespace:
+    """What an engine writes, as far as tools read it."""
+    span = {"group": 0, "kind": "FullAttentionSpec", "window_tokens": None, "layers": ["a"]}
+    known = {
+        "format": 1,
+        "model": {"digest": f"digest-of-{model}"},
+        "kv_dtype": "bfloat16",
+        "hash_algorithm": "sha256",
+        "hash_seed": seed_id(None),
+        "tokens_per_hash": 16,
+        "groups": [{**span, "tokens_per_block": 16, "blocks_per_chunk": 1}],
+        "bytes": {"blocks_per_chunk": 1},
+    }
+    return Namespace({**known, **fields})
+
+
+NAMESPACE = manifest()
+OTHER = manifest("other")
+KEYS = chunk_keys(TOKENS, 0, 16, 16)
+"""Of the prompt ``TOKENS``."""
+
+
+class Tier:
+    """A folder with a tier in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = f"fs://{root}"
+        self.prompt = KEYS
+
+    def open(self, namespace: Namespace = NAMESPACE, **options: Any) -> FilesStore:
+        layout = ChunkLayout((GroupLayout(0, CHUNK, 16),))
+        clock, wall = ManualClock(), ManualClock(WALL)
+        context = StoreContext(
+            "fs", "1:fs", namespace, layout, clock, wall, lambda keys, reason: None
+        )
+        return FilesStore(context, str(self.root), **options)
+
+    def fill(
+        self, keys: Sequence[Key] = KEYS, namespace: Namespace = NAMESPACE, used_at: float = WALL
+    ) -> "Tier":
+        """Write ``keys``, each a second later used than the one before."""
+        store = self.open(namespace)
+        assert store.write([Item(k, filled(i, CHUNK)) for i, k in enumerate(keys)]) == [None] * len(
+            keys
+        )
+        store.close()
+        for i, k in enumerate(keys):
+            os.utime(self.file(k, namespace), (used_at + i, used_at + i))
+        return self
+
+    def file(self, key: Key, namespace: Namespace = NAMESPACE) -> Path:
+        return self.root / namespace.id / chunk_path(key)
+
+    def keys(self, namespace: Namespace = NAMESPACE) -> set[str]:
+        """Digests of what is stored."""
+        return {p.name for p in (self.root / namespace.id).rglob("*.kvc") if "quar" not in str(p)}
+
+    def image(self) -> dict[str, tuple[int, int, bytes]]:
+        """Everything in the folder, to see that nothing changes."""
+        found = {}
+        for path in sorted(self.root.rglob("*")):
+            info = path.lstat()
+            data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+            found[str(path)] = (info.st_mode, info.st_mtime_ns, data)
+        return found
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class _Text(io.TextIOWrapper):
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), "utf-8", write_through=True)
+
+    def text(self) -> str:
+        self.flush()
+        self.seek(0)
+        return self.read()
+
+
+def kvtiers(*words: object) -> Ran:
+    """Run a command in this process."""
+    out, err = _Text(), _Text()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as e:
+            status = int(e.code or 0)
+    return Ran(status, out.text(), err.text())
+
+
+def process(*words: object, **options: Any) -> Ran:
+    """Run a command as an operator does."""
+    return process_of([sys.executable, "-m", "kvtiers.cli", *map(str, words)], **options)
+
+
+def process_of(argv: list[str], **options: Any) -> Ran:
+    ran = subprocess.run(
+        argv,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        **options,
+    )
+    return Ran(ran.returncode, ran.stdout, ran.stderr)
+
+
+def in_private_mounts(script: str) -> Ran:
+    """Run a shell script that may mount what only it sees; ``$0`` is Python."""
+    return process_of(["unshare", "-rm", "sh", "-c", script, sys.executable])
+
+
+def good(ran: Ran) -> Ran:
+    assert (ran.status, ran.err) == (0, "")
+    return ran
+
+
+def write_json(path: Path, value: object) -> Path:
+    path.write_text(json.dumps(value))
+    return path

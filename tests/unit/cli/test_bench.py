@@ -1,0 +1,60 @@
+"""``bench tier``: figures of the real thing, and nothing is left of it."""
+
+import pytest
+
+from kvtiers.cli.measure import percentile
+from kvtiers.tiers.fs.files import FilesStore
+from tests.unit.cli.cli_kit import good, kvtiers
+
+WORDS = ["--chunk-bytes", "64KiB", "--total-bytes", "4MiB"]
+
+
+def test_it_measures_tier_and_disk(tier):
+    before = tier.image()
+    ran = good(kvtiers("bench", "tier", tier.url, *WORDS, "--json")).json
+    assert [f["name"] for f in ran["figures"]] == [
+        "tier written",
+        "tier read",
+        "disk written",
+        "disk read",
+    ]
+    assert ran["chunks"] == 64
+    for figures in ran["figures"]:
+        assert figures["bytes_per_s"] > 0
+        assert 0 < figures["p50_s"] <= figures["p99_s"]
+    assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
+
+
+@pytest.mark.parametrize("words", [["--chunk-bytes", "4KiB"], ["--chunk-bytes", "1MiB"]])
+def test_one_chunk_or_many(tmp_path, words):
+    url = f"fs://{tmp_path}/new"
+    good(kvtiers("bench", "tier", url, *words, "--total-bytes", "1MiB"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bounded_tier_is_neither_filled_nor_asked(tier):
+    """Its capacity is for its chunks: the measurement has a folder of its own."""
+    before = tier.image()
+    good(kvtiers("bench", "tier", f"{tier.url}?capacity=100KiB", *WORDS))
+    assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
+
+
+def test_a_chunk_that_does_not_come_back_is_an_error(tier, monkeypatch):
+    read = FilesStore.read
+
+    def one_lost(store, items):
+        store.delete([items[0].key])
+        return read(store, items)
+
+    monkeypatch.setattr(FilesStore, "read", one_lost)
+    before = tier.image()
+    ran = kvtiers("bench", "tier", tier.url, *WORDS)
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.count("\n") == 1
+    assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
+
+
+def test_percentiles():
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile(list(range(100)), 0.99) == 99
+    assert percentile([1.0], 0.99) == 1.0

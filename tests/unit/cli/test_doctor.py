@@ -1,0 +1,167 @@
+"""``doctor``: each check says what was found and what to do; only a failure ends in 1."""
+
+import json
+import os
+import resource
+
+import pytest
+
+from kvtiers.cli import checks
+from kvtiers.cli.checks import Grade, check_chunk, check_direct, check_disk, check_inodes
+from tests.unit.cli.cli_kit import good, in_private_mounts, kvtiers, process, write_json
+
+SMALL = {"cpu_bytes_to_use": 4 << 20}
+
+
+def graded(ran):
+    return {check["check"]: check["grade"] for check in ran.json["checks"]}
+
+
+def test_a_machine_alone(tmp_path):
+    ran = good(kvtiers("doctor", "--json"))
+    assert ran.json["ok"]
+    assert list(graded(ran)) == ["python", "xxhash", "memory", "open files", "locked memory"]
+
+
+def test_a_tier_that_is_there(tier):
+    ran = good(kvtiers("doctor", f"{tier.url}?capacity=64MiB", "--json"))
+    grades = graded(ran)
+    assert (grades["permissions"], grades["disk space"]) == ("ok", "ok")
+    assert grades["chunk size"] == "warn"  # 8 KiB in a file each
+    remedies = [c["remedy"] for c in ran.json["checks"] if c["grade"] != "ok"]
+    assert all(remedies)
+    assert any("blocks_per_chunk" in r for r in remedies)
+
+
+def test_it_leaves_nothing_behind(tier):
+    before = set(tier.root.rglob("*"))
+    good(kvtiers("doctor", tier.url))
+    assert set(tier.root.rglob("*")) == before
+
+
+def with_tier(**options):
+    return {**SMALL, "secondary_tiers": [{"type": "fs", **options}]}
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_configuration_as_it_is_given_to_the_engine(tmp_path, wrapped, as_file):
+    root = tmp_path / "a b?c"
+    extra = with_tier(root_dir=str(root), capacity_bytes=1e6)
+    config = {"kv_connector": "K", "kv_connector_extra_config": extra} if wrapped else extra
+    given = write_json(tmp_path / "kv.json", config) if as_file else json.dumps(config)
+    ran = good(kvtiers("doctor", "--config", given, "--json"))
+    found = {c["check"]: c["found"] for c in ran.json["checks"]}
+    assert found["permissions"] == f"{root} will be made in {tmp_path}"
+    assert not root.exists()
+    root.mkdir(0o700)
+    assert graded(kvtiers("doctor", "--config", given, "--json"))["permissions"] == "ok"
+
+
+def test_too_much_memory_is_a_failure_with_the_engines_words(tmp_path):
+    config = json.dumps({"cpu_bytes_to_use": 1 << 50})
+    ran = kvtiers("doctor", "--config", config, "--json")
+    assert ran.status == 1
+    assert graded(ran)["memory"] == "fail"
+    remedy = next(c["remedy"] for c in ran.json["checks"] if c["check"] == "memory")
+    assert "cpu_bytes_to_use needs" in remedy
+    assert "fail" in kvtiers("doctor", "--config", config).out
+
+
+def test_a_region_directory_that_is_absent_is_a_failure(tmp_path):
+    config = json.dumps({**SMALL, "region_directory": str(tmp_path / "absent")})
+    assert graded(kvtiers("doctor", "--config", config, "--json"))["memory"] == "fail"
+
+
+def test_a_disk_that_is_too_small_is_a_failure(tmp_path):
+    config = json.dumps(with_tier(root_dir=str(tmp_path / "x"), capacity_bytes=1 << 60))
+    ran = kvtiers("doctor", "--config", config, "--json")
+    assert (ran.status, graded(ran)["disk space"]) == (1, "fail")
+
+
+def test_a_file_where_the_tier_should_be_is_a_failure(tmp_path):
+    (tmp_path / "x").touch()
+    config = json.dumps(with_tier(root_dir=str(tmp_path / "x")))
+    ran = kvtiers("doctor", "--config", config, "--json")
+    assert (ran.status, graded(ran)["tier"]) == (1, "fail")
+
+
+@pytest.mark.parametrize(
+    ("free", "ours", "capacity", "grade"),
+    [
+        (100, 0, None, Grade.WARN),
+        (100, 0, 90, Grade.OK),
+        (100, 0, 95, Grade.WARN),
+        (100, 0, 101, Grade.FAIL),
+        (10, 91, 101, Grade.WARN),
+        (0, 100, 90, Grade.OK),
+    ],
+)
+def test_disk_space_counts_what_is_ours_already(free, ours, capacity, grade):
+    assert check_disk(free, ours, capacity).grade is grade
+
+
+@pytest.mark.parametrize(
+    ("chunk", "layout", "grade"),
+    [
+        (64 << 10, "files", Grade.WARN),
+        (64 << 10, "log", Grade.OK),
+        (256 << 10, "files", Grade.OK),
+        (None, "files", Grade.OK),
+    ],
+)
+def test_small_chunks_want_another_layout(chunk, layout, grade):
+    assert check_chunk(chunk, layout).grade is grade
+
+
+def test_inodes_may_end_before_bytes_do():
+    assert check_inodes(10, 1 << 20, 4096, None).grade is Grade.WARN
+    assert check_inodes(10, 1 << 20, 4096, 40960).grade is Grade.OK
+
+
+@pytest.mark.parametrize(
+    ("works", "wanted", "grade"),
+    [
+        (True, "on", Grade.OK),
+        (False, "auto", Grade.WARN),
+        (False, "on", Grade.FAIL),
+        (False, "off", Grade.OK),
+    ],
+)
+def test_direct_io(monkeypatch, tmp_path, works, wanted, grade):
+    monkeypatch.setattr(checks, "_direct_works", lambda root: works)
+    assert check_direct(str(tmp_path), wanted).grade is grade
+
+
+def test_a_folder_that_others_can_read_is_warned_of(tier):
+    tier.root.chmod(0o755)
+    assert graded(good(kvtiers("doctor", tier.url, "--json")))["permissions"] == "warn"
+
+
+def test_few_open_files_and_little_locked_memory_are_warned_of():
+    def limited():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 16))
+
+    ran = good(process("doctor", "--config", json.dumps(SMALL), "--json", preexec_fn=limited))
+    assert (graded(ran)["open files"], graded(ran)["locked memory"]) == ("warn", "warn")
+
+
+def test_the_tiers_of_a_configuration_and_one_more(tmp_path, tier):
+    config = with_tier(root_dir=str(tmp_path / "new"), capacity_bytes=1 << 20)
+    ran = good(kvtiers("doctor", tier.url, "--config", json.dumps(config), "--json"))
+    assert len({c["tier"] for c in ran.json["checks"]}) == 3
+
+
+def test_a_full_disk_is_found_by_writing_to_it(tmp_path):
+    """A file system of one page: it has room for a folder and for nothing in it."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    script = f"""
+        mount -t tmpfs -o size=4k,mode=700 tmpfs {mounted} || exit 9
+        exec "$0" -m kvtiers.cli doctor fs://{mounted} --json
+    """
+    ran = in_private_mounts(script)
+    assert ran.status == 1
+    assert graded(ran)["direct I/O"] == "fail"
+    assert os.listdir(mounted) == []

@@ -1,0 +1,349 @@
+"""``export``, ``import``, ``migrate``: chunks arrive whole and verified, or it is said that not."""
+
+import io
+import json
+import os
+import shutil
+import tarfile
+import time
+
+import pytest
+
+from kvtiers.chunks import PAGE_BYTES
+from kvtiers.cli.archive import writing
+from tests.unit.cli.cli_kit import (
+    CHUNK,
+    KEYS,
+    NAMESPACE,
+    OTHER,
+    WALL,
+    Tier,
+    good,
+    in_private_mounts,
+    kvtiers,
+    manifest,
+)
+from tests.unit.tiers.fs.fs_kit import flip
+
+
+@pytest.fixture
+def archive(tier, tmp_path):
+    good(kvtiers("export", tier.url, tmp_path / "chunks.tar"))
+    return tmp_path / "chunks.tar"
+
+
+@pytest.fixture
+def target(tmp_path):
+    return Tier(tmp_path / "target")
+
+
+def same_chunks(one, other, namespace=NAMESPACE):
+    """Whether both hold the same files; and how many."""
+    assert one.keys(namespace) == other.keys(namespace)
+    for key in KEYS:
+        if one.file(key, namespace).exists():
+            data = one.file(key, namespace).read_bytes()
+            assert data == other.file(key, namespace).read_bytes()
+    return len(one.keys(namespace))
+
+
+# -- export and import ----------------------------------------------------------------------------
+
+
+def test_what_was_exported_is_imported_bit_for_bit(tier, archive, target):
+    ran = good(kvtiers("import", archive, target.url, "--json")).json
+    assert {n["namespace"]: n["chunks"] for n in ran["namespaces"]} == {
+        NAMESPACE.id: 4,
+        OTHER.id: 2,
+    }
+    assert same_chunks(tier, target) == 4
+    assert same_chunks(tier, target, OTHER) == 2
+    again = good(kvtiers("import", archive, target.url, "--json")).json
+    assert [(n["chunks"], n["present"]) for n in again["namespaces"]] == [(0, 2), (0, 4)]
+
+
+def test_an_engine_finds_what_was_imported(archive, target):
+    good(kvtiers("import", archive, target.url))
+    store = target.open()
+    assert store.contains(KEYS) == [True] * 4
+    store.close()
+
+
+def test_anybody_can_list_an_archive(archive):
+    with tarfile.open(archive) as tar:
+        listed = tar.getnames()
+        first = json.load(tar.extractfile(listed[0]))
+    assert (listed[0], listed[-1]) == ("kvtiers-archive.json", "kvtiers-end.json")
+    assert first["version"] == 1
+    assert set(first["namespaces"]) == {NAMESPACE.id, OTHER.id}
+    digests = [k[:-4].hex() for k in KEYS]
+    assert f"{NAMESPACE.id}/{digests[0]}-g0.kvc" in listed
+    assert oct(archive.stat().st_mode & 0o777) == "0o600"
+
+
+def test_only_a_prompt_or_a_namespace(tier, prompt, tmp_path, target):
+    good(kvtiers("export", tier.url, tmp_path / "a", "--namespace", OTHER.id))
+    good(kvtiers("import", tmp_path / "a", target.url))
+    assert same_chunks(tier, target, OTHER) == 2
+    assert not (target.root / NAMESPACE.id).exists()
+    stranger = tier.file(KEYS[0]).with_name(f"{KEYS[0].hex()[:2]}{'0' * 62}-g0.kvc")
+    shutil.copy(tier.file(KEYS[0]), stranger)  # damaged, but of no prompt
+    ran = good(kvtiers("export", tier.url, tmp_path / "b", "--tokens", prompt, "--json")).json
+    assert ran["chunks"] == 6
+
+
+def test_damaged_chunks_are_left_out_and_said(tier, tmp_path):
+    flip(tier.file(KEYS[1]), -1)
+    ran = kvtiers("export", tier.url, tmp_path / "a", "--json")
+    assert ran.status == 1
+    assert [x["key"] for x in ran.json["left_out"]] == [KEYS[1].hex()]
+    assert ran.json["chunks"] == 5
+
+
+def test_an_archive_is_not_replaced_unasked(tier, archive):
+    before = archive.read_bytes()
+    assert kvtiers("export", tier.url, archive).status == 2
+    assert archive.read_bytes() == before
+    good(kvtiers("export", tier.url, archive, "--force", "--namespace", OTHER.id))
+    assert len(archive.read_bytes()) < len(before)
+
+
+def test_an_export_that_ends_early_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), writing(str(tmp_path / "a"), [NAMESPACE]):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def rewritten(archive, change):
+    """The archive with ``change(name, data)`` applied: other members, or None for none."""
+    made = archive.with_name("changed.tar")
+    with tarfile.open(archive) as old, tarfile.open(made, "w") as new:
+        for member in old:
+            changed = change(member.name, old.extractfile(member).read())
+            for name, data in changed or []:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                new.addfile(info, io.BytesIO(data))
+    return made
+
+
+def chunk_name(key, namespace=NAMESPACE):
+    return f"{namespace.id}/{key[:-4].hex()}-g0.kvc"
+
+
+BAD = chunk_name(KEYS[1])
+
+
+def flipped(name, data):
+    if name != BAD:
+        return [(name, data)]
+    return [(name, data[:-1] + bytes([data[-1] ^ 1]))]
+
+
+def foreign(name, data):
+    return [(chunk_name(KEYS[1], OTHER) if name == BAD else name, data)]
+
+
+def renamed(name, data):
+    return [(f"{NAMESPACE.id}/{'0' * 64}-g0.kvc" if name == BAD else name, data)]
+
+
+def shortened(name, data):
+    return [(name, data[:-4096] if name == BAD else data)]
+
+
+def escaping(name, data):
+    return [("../../etc/passwd" if name == BAD else name, data)]
+
+
+def of_no_namespace(name, data):
+    return [(f"{'0' * 32}/{name.partition('/')[2]}" if name == BAD else name, data)]
+
+
+@pytest.mark.parametrize(
+    "change", [flipped, foreign, renamed, shortened, escaping, of_no_namespace]
+)
+def test_one_bad_member_and_nothing_is_imported(archive, target, change):
+    made = rewritten(archive, change)
+    ran = kvtiers("import", made, target.url)
+    assert ran.status == 1
+    assert "nothing was imported, for 1 members" in ran.err
+    assert ran.err.count("\n") == 1
+    assert not target.root.exists()
+    ran = kvtiers("import", made, target.url, "--skip-damaged", "--json")
+    assert ran.status == 1
+    assert len(ran.json["warnings"]) == 1
+    assert sum(n["chunks"] for n in ran.json["namespaces"]) == 5
+    assert not target.file(KEYS[1]).exists()
+
+
+def test_a_link_in_an_archive_is_not_followed(archive, target):
+    made = archive.with_name("links.tar")
+    with tarfile.open(archive) as old, tarfile.open(made, "w") as new:
+        for member in old:
+            if member.name == BAD:
+                link = tarfile.TarInfo(BAD)
+                link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                new.addfile(link)
+            else:
+                new.addfile(member, old.extractfile(member))
+    ran = kvtiers("import", made, target.url)
+    assert ran.status == 1
+    assert "is no plain file" in ran.err
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.3, 0.7, 0.85])
+def test_an_archive_that_was_cut_short_is_refused(archive, target, kept):
+    os.truncate(archive, int(archive.stat().st_size * kept))
+    ran = kvtiers("import", archive, target.url)
+    assert ran.status in (1, 2)
+    assert "cut short" in ran.err or "is no archive" in ran.err
+    assert not target.root.exists()
+
+
+def head(**changes):
+    def change(name, data):
+        if name != "kvtiers-archive.json":
+            return [(name, data)]
+        return [(name, json.dumps({**json.loads(data), **changes}).encode())]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (head(version=2), "has version 2"),
+        (head(format="other"), "is no archive"),
+        (head(namespaces={}), "names no namespace"),
+        (head(namespaces={NAMESPACE.id: {"model": "another"}}), "damaged or another's"),
+        (head(namespaces={"../x": {"model": "m"}}), "damaged or another's"),
+        (lambda name, data: [(name, b"[" * 99999)] if "archive" in name else [], "is no archive"),
+        (lambda name, data: None if "end" in name else [(name, data)], "cut short"),
+        (lambda name, data: None if name == BAD else [(name, data)], "cut short"),
+        (lambda name, data: None, "is empty"),
+    ],
+)
+def test_what_is_no_whole_archive(archive, target, change, why):
+    ran = kvtiers("import", rewritten(archive, change), target.url)
+    assert ran.status in (1, 2)
+    assert why in ran.err
+    assert not target.root.exists()
+
+
+def test_a_fifo_is_no_archive(tmp_path, target):
+    os.mkfifo(tmp_path / "fifo")
+    ran = kvtiers("import", tmp_path / "fifo", target.url)
+    assert ran.status == 2
+    assert "no regular file" in ran.err
+
+
+def test_a_dry_import_makes_nothing(archive, target):
+    ran = good(kvtiers("import", archive, target.url, "--dry-run", "--json")).json
+    assert sum(n["chunks"] for n in ran["namespaces"]) == 6
+    assert not target.root.exists()
+
+
+def test_a_full_target_says_how_far_it_got(archive, tmp_path):
+    """A file system for three chunks; with more room the same call does the rest."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    url = f"fs://{mounted}/kv"
+    ran = in_private_mounts(
+        f"""
+        mount -t tmpfs -o size=64k,mode=700 tmpfs {mounted} || exit 9
+        "$0" -m kvtiers.cli import {archive} {url} && exit 9
+        mount -o remount,size=4m {mounted} || exit 9
+        "$0" -m kvtiers.cli import {archive} {url} --json
+        """
+    )
+    assert ran.status == 0
+    (said,) = ran.err.splitlines()
+    assert "there is no more room, after" in said
+    results = ran.json["namespaces"]
+    written, present = (sum(n[what] for n in results) for what in ("chunks", "present"))
+    assert written + present == 6
+    assert min(written, present) > 0
+
+
+# -- migrate --------------------------------------------------------------------------------------
+
+
+def test_migrate_copies_all_and_goes_on_where_it_ended(tier, target):
+    target.fill(KEYS[1:2])
+    ran = good(kvtiers("migrate", tier.url, target.url, "--json")).json
+    ours = next(n for n in ran["namespaces"] if n["namespace"] == NAMESPACE.id)
+    assert (ours["chunks"], ours["bytes"], ours["present"]) == (3, 3 * CHUNK, 1)
+    assert target.keys() == tier.keys()
+    assert target.keys(OTHER) == tier.keys(OTHER)
+    again = good(kvtiers("migrate", tier.url, target.url, "--json")).json
+    assert [n["chunks"] for n in again["namespaces"]] == [0, 0]
+
+
+def test_when_a_chunk_was_used_travels_along(tier, archive, target, tmp_path):
+    good(kvtiers("migrate", tier.url, target.url))
+    imported = Tier(tmp_path / "imported")
+    good(kvtiers("import", archive, imported.url))
+    for copy in (target, imported):
+        times = [copy.file(k).stat().st_mtime for k in KEYS]
+        assert times == [WALL, WALL + 1, WALL + 2, WALL + 3]
+
+
+def test_a_use_in_the_future_is_now(tier, target):
+    os.utime(tier.file(KEYS[0]), (1 << 40, 1 << 40))
+    good(kvtiers("migrate", tier.url, target.url))
+    assert target.file(KEYS[0]).stat().st_mtime <= time.time()
+
+
+def test_a_dry_migration_makes_nothing(tier, target):
+    ran = good(kvtiers("migrate", tier.url, target.url, "--dry-run", "--json")).json
+    assert sum(n["chunks"] for n in ran["namespaces"]) == 6
+    assert not target.root.exists()
+
+
+def test_damaged_chunks_do_not_travel(tier, target):
+    flip(tier.file(KEYS[1]), -1)
+    ran = kvtiers("migrate", tier.url, target.url, "--json")
+    assert ran.status == 1
+    failed = [f for n in ran.json["namespaces"] for f in n["failed"]]
+    assert [f["key"] for f in failed] == [KEYS[1].hex()]
+    assert not target.file(KEYS[1]).exists()
+    assert "checksum differs" in kvtiers("migrate", tier.url, target.url).out
+
+
+def test_a_target_that_is_too_small_is_warned_of_and_keeps_what_was_used_last(tier, target):
+    capacity = 2 * (CHUNK + PAGE_BYTES) + len(NAMESPACE.manifest()) + 4096
+    words = [tier.url, f"{target.url}?capacity={capacity}", "--namespace", NAMESPACE.id]
+    ran = kvtiers("migrate", *words)
+    assert ran.status == 0
+    assert "will not stay" in ran.err
+    assert [k in [KEYS[2], KEYS[3]] for k in KEYS] == [target.file(k).exists() for k in KEYS]
+
+
+def test_large_and_small_chunks_fit_one_batch_or_one_each(tmp_path, target):
+    from kvtiers.tiers.base import Item
+    from tests.unit.tiers.tier_kit import filled
+
+    tier = Tier(tmp_path / "kv")
+    store = tier.open()
+    sizes = [4 << 20, 12 << 20, 4096, 3 << 20, 8192]
+    many = [(k, s) for k, s in zip(KEYS, sizes, strict=False)]
+    assert store.write([Item(k, filled(i, s)) for i, (k, s) in enumerate(many)]) == [None] * 4
+    store.close()
+    good(kvtiers("migrate", tier.url, target.url))
+    assert same_chunks(tier, target) == 4
+    assert good(kvtiers("verify", target.url, "--json")).json["chunks"] == 4
+
+
+def test_only_one_namespace_is_copied_if_asked(tier, target):
+    good(kvtiers("migrate", tier.url, target.url, "--namespace", OTHER.id[:5]))
+    assert [p.name for p in target.root.iterdir()] == [OTHER.id]
+
+
+def test_manifests_travel_as_they_are(tmp_path, target):
+    namespace = manifest("\u00e9\x1b", nested={"a": [1.5, None, {"b": 1e300}]})
+    tier = Tier(tmp_path / "kv").fill(KEYS, namespace)
+    good(kvtiers("export", tier.url, tmp_path / "a"))
+    good(kvtiers("import", tmp_path / "a", target.url))
+    paths = [t.root / namespace.id / "manifest.json" for t in (tier, target)]
+    assert paths[0].read_bytes() == paths[1].read_bytes()

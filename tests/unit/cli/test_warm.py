@@ -1,0 +1,87 @@
+"""``warm``: the manifest of hot prefixes."""
+
+import json
+import os
+
+import pytest
+
+from kvtiers.errors import ConfigError
+from kvtiers.tiers.hot import HotPrefix, read_manifest, write_manifest
+from tests.unit.cli.cli_kit import KEYS, NAMESPACE, OTHER, good, kvtiers
+
+
+def test_prompts_are_written_beginning_first_and_only_what_is_stored(tier, prompt, tmp_path):
+    tier.file(KEYS[1]).unlink()
+    hot = tmp_path / "hot.json"
+    ran = good(kvtiers("warm", tier.url, "--tokens", prompt, "-o", hot, "--json")).json
+    assert ran["chunks"] == 5
+    assert {p.namespace: p.keys for p in read_manifest(str(hot))} == {
+        NAMESPACE.id: (KEYS[0], KEYS[2], KEYS[3]),
+        OTHER.id: (KEYS[0], KEYS[1]),
+    }
+
+
+def test_recent_ones_come_last_used_first_and_no_chunk_twice(tier, prompt, tmp_path):
+    hot = tmp_path / "hot.json"
+    words = ["--namespace", NAMESPACE.id, "--from-recent", "2"]
+    good(kvtiers("warm", tier.url, *words, "-o", hot))
+    assert read_manifest(str(hot)) == [HotPrefix(NAMESPACE.id, (KEYS[3], KEYS[2]))]
+    good(kvtiers("warm", tier.url, *words, "--tokens", prompt, "-o", hot))
+    assert read_manifest(str(hot)) == [HotPrefix(NAMESPACE.id, tuple(KEYS))]
+
+
+def test_nothing_hot_writes_nothing(tier, tmp_path):
+    (tmp_path / "short").write_text("[1, 2, 3]")
+    hot = tmp_path / "hot.json"
+    assert kvtiers("warm", tier.url, "--tokens", tmp_path / "short", "-o", hot).status == 2
+    assert not hot.exists()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {"format": "kvtiers-warm", "version": 2, "prefixes": []},
+        {"format": "kvtiers-warm", "version": 1},
+        {"format": "kvtiers-warm", "version": 1, "prefixes": [{"namespace": "a"}]},
+        {"format": "kvtiers-warm", "version": 1, "prefixes": [{"namespace": 1, "keys": []}]},
+        {"format": "kvtiers-warm", "version": 1, "prefixes": [{"namespace": "a", "keys": ["z"]}]},
+        {"format": "kvtiers-warm", "version": 1, "prefixes": [{"namespace": "a", "keys": ["00"]}]},
+        {"format": "kvtiers-warm", "version": 1, "prefixes": [{"namespace": "a", "keys": [1]}]},
+    ],
+    ids=range(8),
+)
+def test_what_is_no_manifest(tmp_path, document):
+    (tmp_path / "hot.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="is no manifest of hot prefixes"):
+        read_manifest(str(tmp_path / "hot.json"))
+
+
+def test_a_manifest_is_replaced_whole(tmp_path):
+    path = str(tmp_path / "hot.json")
+    write_manifest(path, [HotPrefix(NAMESPACE.id, tuple(KEYS))])
+    write_manifest(path, [HotPrefix(OTHER.id, tuple(KEYS[:1]))])
+    assert read_manifest(path) == [HotPrefix(OTHER.id, (KEYS[0],))]
+    assert [p.name for p in tmp_path.iterdir()] == ["hot.json"]
+
+
+@pytest.mark.parametrize("name", ["folder", "fifo", "absent/hot.json"])
+def test_what_is_no_file_is_never_replaced(tier, tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    before = sorted(p.name for p in tmp_path.iterdir())
+    for words in (
+        ["warm", tier.url, "--from-recent", "2", "-o", tmp_path / name],
+        ["export", tier.url, tmp_path / name, "--force"],
+    ):
+        ran = kvtiers(*words)
+        assert (ran.status, ran.out) == (2, "")
+        assert "no regular file" in ran.err or "there is no folder" in ran.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_a_link_stays_one(tier, tmp_path):
+    (tmp_path / "hot.json").symlink_to(tmp_path / "real.json")
+    good(kvtiers("warm", tier.url, "--from-recent", "2", "-o", tmp_path / "hot.json"))
+    assert (tmp_path / "hot.json").is_symlink()
+    assert len(read_manifest(str(tmp_path / "real.json"))) == 1

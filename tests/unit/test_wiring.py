@@ -1,0 +1,74 @@
+"""An engine that is started with a warm manifest has its chunks in host memory."""
+
+import logging
+import time
+
+import pytest
+
+from kvtiers.chunks import Lookup, RequestContext, make_key
+from kvtiers.config import parse_config
+from kvtiers.errors import ConfigError
+from kvtiers.host.region import Region
+from kvtiers.tiers.hot import HotPrefix, write_manifest
+from kvtiers.wiring import wire
+from tests.unit.cli.cli_kit import CHUNK, KEYS, NAMESPACE, OTHER, Tier, good, kvtiers
+from tests.unit.tiers.tier_kit import LAYOUT, filled
+
+
+@pytest.fixture
+def wired(tmp_path):
+    """``wired(manifest)``: a manager over real memory and a real folder, started with it."""
+    tier = Tier(tmp_path / "kv").fill()
+    opened = []
+
+    def start(manifest):
+        region = Region.attach("warm", {}, 16, CHUNK, str(tmp_path))
+        opened.append(region)
+        config = {
+            "cpu_bytes_to_use": 16 * CHUNK,
+            "secondary_tiers": [{"type": "fs", "root_dir": str(tier.root)}],
+            "warm_manifest": str(manifest),
+        }
+        made = wire(parse_config(config), region, LAYOUT, NAMESPACE)
+        opened.append(made.manager)
+        return made.manager, region
+
+    yield tier, start
+    for each in reversed(opened):
+        if isinstance(each, Region):
+            each.close()
+        else:
+            each.shutdown(1.0, time.monotonic)
+
+
+def test_what_warm_wrote_is_promoted_at_the_start(wired, tmp_path):
+    tier, start = wired
+    good(kvtiers("warm", tier.url, "--from-recent", "3", "-o", tmp_path / "hot.json"))
+    manager, region = start(tmp_path / "hot.json")
+    while manager.has_pending_work(time.monotonic()):
+        manager.end_step(time.monotonic())
+        for attached in manager.tiers:
+            attached.drain_jobs(10.0)
+    request = manager.on_new_request(RequestContext("r"))
+    assert [manager.lookup(k, request) for k in KEYS[1:]] == [Lookup.HIT] * 3
+    for i, slot in zip((1, 2, 3), manager.load(KEYS[1:], request), strict=True):
+        assert bytes(region.view(slot, CHUNK, writable=False)) == bytes(filled(i, CHUNK))
+    manager.complete_load(request)
+
+
+def test_a_manifest_for_others_is_said_and_does_nothing(wired, tmp_path, caplog):
+    _, start = wired
+    strange = make_key(bytes(32), 7)  # of a group that this engine has not
+    path = tmp_path / "hot.json"
+    write_manifest(
+        str(path), [HotPrefix(OTHER.id, tuple(KEYS)), HotPrefix(NAMESPACE.id, (strange,))]
+    )
+    with caplog.at_level(logging.WARNING, "kvtiers"):
+        start(path)
+    assert "names no chunk of this engine" in caplog.text
+
+
+def test_a_manifest_that_is_none_is_refused_before_serving(wired, tmp_path):
+    _, start = wired
+    with pytest.raises(ConfigError, match=r"^warm_manifest: .* cannot be read"):
+        start(tmp_path / "absent.json")
