@@ -29,6 +29,8 @@ class Part(Enum):
     CHUNKS = "chunks"
     TEMPORARY = "temporary"
     """Of writes under way, or left by a writer that died."""
+    RESERVED = "reserved"
+    """Taken in advance, of a log: nothing is in it, or only what was deleted."""
     QUARANTINE = "quarantine"
     """Damaged chunks, put aside."""
     OTHER = "other"

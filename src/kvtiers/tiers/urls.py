@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from kvtiers.errors import ConfigError
 from kvtiers.options import nearest
 from kvtiers.tiers.fs.files_place import FilesPlace
+from kvtiers.tiers.fs.log_place import LogPlace
 from kvtiers.tiers.places import Complain, Place
 
 
@@ -23,7 +24,10 @@ class Layout:
     """From folder, who is told of problems, ``capacity_bytes`` and ``direct_io``."""
 
 
-LAYOUTS: Mapping[str, Layout] = {"files": Layout(FilesPlace.lies_at, FilesPlace)}
+LAYOUTS: Mapping[str, Layout] = {
+    "files": Layout(FilesPlace.lies_at, FilesPlace),
+    "log": Layout(LogPlace.lies_at, LogPlace),
+}
 """Layouts of ``fs``; the first is that of an empty folder."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

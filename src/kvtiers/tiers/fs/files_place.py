@@ -1,7 +1,6 @@
 """Layout ``files`` as tools see it: walked and read beside engines, and nothing is changed."""
 
 import contextlib
-import json
 import mmap
 import os
 import stat
@@ -15,7 +14,7 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
 from kvtiers.errors import Kind, KVTiersError, map_errors
 from kvtiers.tiers import fs, record
 from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
-from kvtiers.tiers.fs import folders, names
+from kvtiers.tiers.fs import manifests, names
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.files import misfit
 from kvtiers.tiers.options import parse
@@ -62,21 +61,7 @@ class FilesPlace:
 
     def namespaces(self) -> list[Found]:
         """Every folder named like a namespace."""
-        with map_errors("list", self.root):
-            return [self._found(name) for name in sorted(names.namespaces(self.root))]
-
-    def _found(self, name: str) -> Found:
-        path = os.path.join(self.root, name, names.MANIFEST)
-        try:
-            manifest = folders.read_manifest(path)
-        except FileNotFoundError:
-            return Found(name, None, f"it has no {names.MANIFEST}")
-        except OSError as e:
-            return Found(name, None, f"its {names.MANIFEST} cannot be read: {e.strerror}")
-        namespace = _parsed(manifest)
-        if namespace is None or namespace.id != name:
-            return Found(name, None, f"its {names.MANIFEST} is damaged or of another namespace")
-        return Found(name, namespace)
+        return manifests.namespaces(self.root)
 
     def entries(self, namespace_id: str) -> Iterator[Entry]:
         """Every file that is named as a chunk."""
@@ -166,14 +151,6 @@ class FilesPlace:
 
     def __repr__(self) -> str:
         return f"<FilesPlace {self.root}>"
-
-
-def _parsed(manifest: bytes) -> Namespace | None:
-    try:
-        fields = json.loads(manifest)
-        return Namespace(fields) if isinstance(fields, dict) else None
-    except (ValueError, RecursionError):
-        return None
 
 
 def _entry(key: Key, path: str) -> Entry | None:

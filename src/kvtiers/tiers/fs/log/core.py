@@ -45,13 +45,13 @@ class LogCore:
     ) -> KVTiersError | None:
         """Write a run to its place and make it visible; all of it, or nothing."""
         try:
+            bodies = [padded(payload) for payload in payloads]
             rows = [
-                (key, page, nbytes, fmt.checksum(self.namespace, key, payload))
-                for (key, page, nbytes, _), payload in zip(run.rows, payloads, strict=True)
+                (key, page, nbytes, fmt.checksum(self.namespace, key, body))
+                for (key, page, nbytes, _), body in zip(run.rows, bodies, strict=True)
             ]
             head = self.files.scratch(fmt.pack_head(rows, segment.sequence))
-            bodies = [padded(payload) for payload in payloads if payload.nbytes]
-            self.files.write(segment.number, run.page, [head, *bodies])
+            self.files.write(segment.number, run.page, [head, *(b for b in bodies if b.nbytes)])
             with self.lock:
                 segment.wrote(rows)
                 self.index.put(segment.number, [row for row in rows if row[2]])

@@ -10,9 +10,9 @@ Little-endian, in pages of ``PAGE_BYTES``; what is not said is zero::
 
 Head and table are lists of rows - key, page of the payload, bytes, checksum - under a magic, the
 sequence number and the XXH3-64 of the rows. No bytes: the chunk was deleted. The checksum is the
-XXH3-64 of the payload, seeded with that of namespace and key: bytes of another chunk never pass for
-this one. The sequence number grows with every use of a segment, so that what an earlier use left
-behind is never taken for a part of this one.
+XXH3-64 of the payload's pages, seeded with that of namespace and key: bytes of another chunk never
+pass for this one. The sequence number grows with every use of a segment, so that what an earlier
+use left behind is never taken for a part of this one.
 """
 
 import struct
@@ -62,9 +62,9 @@ def pages_of(nbytes: int) -> int:
     return -(-nbytes // PAGE_BYTES)
 
 
-def checksum(namespace: bytes, key: Key, payload: memoryview | bytes) -> int:
-    """What vouches for ``payload`` as the chunk ``key`` of ``namespace`` (16 bytes)."""
-    return int(xxh3_64_intdigest(payload, seed=xxh3_64_intdigest(namespace + key)))
+def checksum(namespace: bytes, key: Key, pages: memoryview | bytes) -> int:
+    """What vouches for ``pages`` as the chunk ``key`` of ``namespace`` (16 bytes)."""
+    return int(xxh3_64_intdigest(pages, seed=xxh3_64_intdigest(namespace + key)))
 
 
 def pack_header(header: Header) -> bytes:

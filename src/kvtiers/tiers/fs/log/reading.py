@@ -57,13 +57,13 @@ def _read_run(
         for _, i, _ in run:
             results[i] = error
         return
-    for (at, i, item), pages_ in zip(run, filled, strict=True):
-        if pages_ is not item.view:
-            item.view[:] = pages_[: item.view.nbytes]
+    for (at, i, item), body in zip(run, filled, strict=True):
         if not whole:
             results[i] = _corrupt("its segment is short", item.key)
-        elif fmt.checksum(core.namespace, item.key, item.view) != at.checksum:
+        elif fmt.checksum(core.namespace, item.key, body) != at.checksum:
             results[i] = _corrupt("its checksum differs", item.key)
+        elif body is not item.view:
+            item.view[:] = body[: item.view.nbytes]
 
 
 def runs(there: Sequence[tuple[Place, T]]) -> Iterator[list[tuple[Place, T]]]:

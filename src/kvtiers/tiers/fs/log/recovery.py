@@ -59,7 +59,7 @@ def _whole(window: "_Window", row: Row, namespace: bytes) -> bool:
     payload = window.at(page, fmt.pages_of(nbytes))
     if payload is None:
         return False
-    return not nbytes or fmt.checksum(namespace, key, payload[:nbytes]) == checksum
+    return not nbytes or fmt.checksum(namespace, key, payload) == checksum
 
 
 def _inside(rows: list[Row], end: int) -> bool:

@@ -7,7 +7,7 @@ Many chunks are written and read by one vectored call, and where each lies is in
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError
@@ -17,7 +17,7 @@ from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
 from kvtiers.tiers.fs import folders
 from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log import place, recovery
+from kvtiers.tiers.fs.log import ownership, recovery
 from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import Header, Row
 from kvtiers.tiers.fs.log.index import Place
@@ -69,8 +69,8 @@ class LogStore:
         self._deleted: deque[Key] = deque()
         self._said_damaged = self._closed = False
         try:
-            place.refuse_other_layout(self._root)
-            self._ownership = place.Ownership(self._root)
+            ownership.refuse_other_layout(self._root)
+            self._ownership = ownership.Ownership(self._root)
         except OSError as e:
             raise folders.unusable(self._root, e) from e
         try:
@@ -85,9 +85,10 @@ class LogStore:
     # -- opening and closing --------------------------------------------------------------------
 
     def _open(self, capacity_bytes: int, direct_io: DirectIO, fsync: bool) -> None:
-        place.open_namespace(self._root, self._context.namespace)
-        pool = _sized(self._context, capacity_bytes, place.other_bytes(self._root))
+        ownership.open_namespace(self._root, self._context.namespace)
         files = SegmentFiles(self._ownership.folder, direct_io, fsync)
+        room = capacity_bytes - ownership.other_bytes(self._root)
+        pool = _sized(self._context, room, files.numbers().values())
         self._core = LogCore(self._context, files, pool)
         self._roller = Roller(self._core)
         own, rows = self._find_segments(), []
@@ -96,8 +97,9 @@ class LogStore:
         self._shrink()
         if own and self._core.pool.last_sealed() is own[-1][0]:
             self._resume(own[-1][0], rows)
-        with contextlib.suppress(KVTiersError):  # a disk that is full now may have room later
-            self._roller.prepare()
+        if not pool.segments:
+            with contextlib.suppress(KVTiersError):  # a disk that is full now may have room later
+                self._roller.prepare()
         for number in list(pool.segments)[:1]:
             files.header(number)  # which also tells whether O_DIRECT works here
         if direct_io == "on" and not files.direct:
@@ -325,15 +327,17 @@ class LogStore:
         return f"<LogStore {self._root}: {self._core}>"
 
 
-def _sized(context: StoreContext, capacity_bytes: int, other_bytes: int) -> Pool:
+def _sized(context: StoreContext, room: int, lengths: Iterable[int]) -> Pool:
+    """A pool of segments as long as those that are there, if they suit; ``room`` in bytes."""
     chunk = context.layout.slot_bytes
-    segment = segment_bytes_for(capacity_bytes, chunk)
-    room = capacity_bytes - other_bytes
-    least = _LEAST_SEGMENTS * segment_bytes_for(0, chunk) + other_bytes
+    least = fmt.fits(fmt.pages_of(chunk), _LEAST_CHUNKS)
+    few, many = room // _LEAST_SEGMENTS, max(least, room // _MAX_SEGMENTS)
+    suit = [n for n in lengths if many <= n <= few and n % PAGE_BYTES == 0]
+    segment = max(suit, default=segment_bytes_for(room, chunk))
     require(
         room >= _LEAST_SEGMENTS * segment,
         "capacity_bytes",
-        f"is {capacity_bytes}, too little for {_LEAST_SEGMENTS} segments of {_LEAST_CHUNKS} chunks "
-        f"each: give at least {least}",
+        f"leaves {room} bytes, too little for {_LEAST_SEGMENTS} segments of {_LEAST_CHUNKS} chunks "
+        f"each: give at least {_LEAST_SEGMENTS * least} more than what else lies there",
     )
     return Pool(room, segment)
