@@ -1,6 +1,6 @@
 """All figures, or those of one part.
 
-    python -m bench [--only import|manager|ttft|io|fs] [--json FILE] [--root DIR] [--model DIR]
+    python -m bench [--only import|manager|ttft|io|fs|log] [--json FILE] [--root DIR] [--model DIR]
                     [--tiny]
 
 Each part runs in processes of its own, one after the other, and prints its lines as they come. At
@@ -44,6 +44,11 @@ def _fs(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.fs_files", *size, "--root", given.root]]
 
 
+def _log(given: argparse.Namespace) -> list[list[str]]:
+    size = ["--what", "index", "--chunks", "2000"] if given.tiny else []
+    return [["bench.fs_log", *size, "--root", given.root]]
+
+
 def _ttft(given: argparse.Namespace) -> list[list[str]]:
     model = ["--model", given.model] if given.model else []
     return [["bench.ttft", *model, *_tiny(given), "--root", given.root]]
@@ -63,8 +68,9 @@ PARTS: dict[str, Commands] = {
     "ttft": _ttft,
     "io": _io,
     "fs": _fs,
+    "log": _log,
 }
-"""``fs`` last: the gigabytes it writes are written back in their own time."""
+"""``fs`` and ``log`` last: the gigabytes they write are written back in their own time."""
 
 
 def run(command: Sequence[str]) -> tuple[list[str], int]:

@@ -285,7 +285,7 @@ def _resident() -> int:
     return pages * PAGE_BYTES
 
 
-def index_lines(root: str, chunks: int = INDEX_CHUNKS) -> Iterator[str]:
+def index_lines(root: str, chunks: int) -> Iterator[str]:
     """The lines of the index."""
     for name, kill in (("open_s", False), ("open_killed_s", True)):
         place = f"{root}/{name}"
@@ -310,6 +310,7 @@ def lines(
     rounds: int = ROUNDS,
     parent: str | None = None,
     direct_io: str = "auto",
+    chunks: int = INDEX_CHUNKS,
 ) -> Iterator[str]:
     """The lines of each of ``what``, as soon as they are known; see ``bench.fs_files.lines``."""
     for each in what:
@@ -317,7 +318,7 @@ def lines(
         gc.freeze()
         with scratch(parent or tempfile.gettempdir()) as root:
             if each == INDEX:
-                yield from index_lines(root)
+                yield from index_lines(root, chunks)
             else:
                 yield from transfer_lines(root, each, rounds, direct_io)
 
@@ -329,8 +330,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--root", help="where to make a folder")
     parser.add_argument("--direct-io", choices=("auto", "off"), default="auto")
+    parser.add_argument("--chunks", type=int, default=INDEX_CHUNKS, help="of index")
     given = parser.parse_args()
-    for line in lines(given.what.split(","), given.rounds, given.root, given.direct_io):
+    what = given.what.split(",")
+    for line in lines(what, given.rounds, given.root, given.direct_io, given.chunks):
         print(line, flush=True)
 
 

@@ -321,6 +321,20 @@ class TouchWaitsForTheLock(HonestStore):
 
 
 @caught_by("S14")
+class AnswersAtOnceWhenItCan(HonestStore):
+    capabilities = replace(HonestStore.capabilities, instant=True)
+
+    def write_one(self, item):
+        with self.lock:
+            self.context.wall_clock()
+            self.put(self.place_of(item.key), self.pack(item))
+
+    def contains(self, keys):
+        with self.lock:
+            return super().contains(keys)
+
+
+@caught_by("S14")
 class TouchMindsTheUnknown(HonestStore):
     def touch(self, keys):
         super().touch(keys)

@@ -2,7 +2,7 @@
 
 import math
 
-from bench import flat, fs_files, imports, io_steps, manager, ttft
+from bench import flat, fs_files, fs_log, imports, io_steps, manager, ttft
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
 
 OPERATIONS = (
@@ -44,6 +44,16 @@ def test_manager_beside_a_bare_dictionary(capsys):
     flat.measure(flat.TINY)
     operations = ("lookup_hit", "lookup_miss", "touch", "load", "store_evict")
     assert figures_of(printed(capsys)).keys() == {f"FLAT manager.{op}" for op in operations}
+
+
+def test_fs_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(fs_log, "bytes_per_round", lambda chunk_bytes: 1 << 23)
+    lines = list(fs_log.lines(["512KiB", fs_log.INDEX], 2, str(tmp_path), chunks=2000))
+    moved = {f"fs.log.{act}.512KiB" for act in ("write", "fresh_write", "read")}
+    assert figures_of(lines).keys() == {
+        *(f"{kind} {name}" for kind in ("RATIO", "LIMIT") for name in moved),
+        *(f"COST fs.log.{name}" for name in ("index_bytes", "open_s", "open_killed_s")),
+    }
 
 
 def test_fs_files(tmp_path, monkeypatch):
