@@ -105,7 +105,9 @@ class LogCore:
                 segment = self.pool.segments.get(at.segment)
                 assert segment is not None, f"{key.hex()} lies in no segment"
                 assert segment.state is not State.FREE, f"{key.hex()} lies in a free segment"
-                assert at.page + at.pages <= segment.next_page, f"{key.hex()} lies beyond the end"
+                active = segment.state is State.ACTIVE
+                end = segment.next_page if active else fmt.pages_of(segment.nbytes)
+                assert at.page + at.pages <= end, f"{key.hex()} lies beyond the end"
 
     def __repr__(self) -> str:
         return f"<LogCore {self.index}, {self.pool}, {self.files}>"

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from kvtiers.tiers.fs.log.format import Header
 from kvtiers.tiers.fs.vectored import read_all, write_all
 
 SUFFIX = ".kvs"
+_NUMBER = re.compile(r"[0-9]{8}")
 _SCRATCH_PAGES = 8
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -47,8 +49,8 @@ class SegmentFiles:
         found = {}
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                stem, suffix = os.path.splitext(entry.name)
-                if suffix == SUFFIX and stem.isascii() and stem.isdigit():
+                stem = entry.name.removesuffix(SUFFIX)
+                if _NUMBER.fullmatch(stem) and stem != entry.name:
                     with contextlib.suppress(FileNotFoundError):
                         info = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(info.st_mode):

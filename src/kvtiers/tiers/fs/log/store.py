@@ -130,16 +130,14 @@ class LogStore:
     def _shrink(self) -> None:
         """Bring what was found within a capacity, and to a length, that may have changed."""
         pool = self._core.pool
-        while pool.used_bytes > pool.capacity_bytes:
-            victim = pool.victim()
-            if victim is not None:
-                self._roller.empty(victim)
-            misfits = pool.misfits()
-            if victim is None and not misfits:
-                break
-            for segment in misfits:
+        while True:
+            for segment in pool.misfits():
                 self._core.files.remove(segment.number)
                 pool.forget(segment)
+            victim = pool.victim()
+            if pool.used_bytes <= pool.capacity_bytes or victim is None:
+                return
+            self._roller.empty(victim)
 
     def _resume(self, last: Segment, rows: Sequence[Row]) -> None:
         """Go on where the last owner stopped: the table of the segment is not the last word."""

@@ -1,0 +1,61 @@
+"""Key -> place, packed into one number."""
+
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtiers.tiers.fs.log.format import MAX_SEGMENT_PAGES, pages_of
+from kvtiers.tiers.fs.log.index import LogIndex, Place
+from tests.unit.tiers.tier_kit import key
+
+
+@given(
+    st.integers(0, 1 << 20),
+    st.integers(1, MAX_SEGMENT_PAGES - 1),
+    st.integers(1, 1 << 30),
+    st.integers(0, (1 << 64) - 1),
+    st.booleans(),
+)
+def test_a_place_comes_back_whatever_it_is(segment, page, nbytes, checksum, used):
+    index = LogIndex()
+    nbytes = min(nbytes, ((1 << 18) - 1) * 4096)
+    index.put(segment, [(key(1), page, nbytes, checksum)])
+    if used:
+        index.use([key(1), key(2)])
+    assert index.find(key(1)) == Place(segment, page, pages_of(nbytes), checksum)
+    assert index.was_used(key(1)) is used
+    index.check()
+
+
+def test_a_place_takes_no_more_than_it_should():
+    index = LogIndex()
+    index.put(4095, [(key(1), MAX_SEGMENT_PAGES - 1, 1 << 29, (1 << 64) - 1)])
+    assert sys.getsizeof(index._places[key(1)]) <= 44
+
+
+def test_the_last_row_counts_and_a_deletion_is_a_row():
+    index = LogIndex()
+    index.put(1, [(key(1), 5, 4096, 1), (key(2), 6, 4096, 2)])
+    index.put(2, [(key(1), 9, 4096, 3), (key(2), 10, 0, 0)])
+    assert index.find(key(1)).segment == 2
+    assert key(2) not in index
+    assert len(index) == 1
+
+
+def test_a_chunk_that_moved_is_not_dropped_at_its_old_place():
+    index = LogIndex()
+    index.put(1, [(key(1), 5, 4096, 1)])
+    old = index.find(key(1))
+    index.put(2, [(key(1), 5, 4096, 1)])
+    assert not index.drop_at(key(1), old)
+    assert index.drop_at(key(1), index.find(key(1)))
+    assert index.drop([key(1)]) == []
+
+
+def test_writing_again_forgets_the_use():
+    index = LogIndex()
+    index.put(1, [(key(1), 5, 4096, 1)])
+    index.use([key(1)])
+    index.put(2, [(key(1), 5, 4096, 1)])
+    assert not index.was_used(key(1))

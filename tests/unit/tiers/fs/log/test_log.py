@@ -1,0 +1,373 @@
+"""The log on a real folder: who leaves, who stays, what is there after it was left."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from kvtiers.chunks import PAGE_BYTES, Namespace
+from kvtiers.errors import ConfigError, Kind
+from kvtiers.events import Reason
+from kvtiers.tiers.base import Item
+from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.log.segment import SegmentFiles
+from kvtiers.tiers.fs.log.store import segment_bytes_for
+from tests.unit.tiers.fs.log.log_kit import CAPACITY, SEGMENT, SEGMENTS, held, kill, read, write
+from tests.unit.tiers.tier_kit import CHUNK, NAMESPACE, context, filled, key, page_aligned, payload
+
+OTHER = Namespace({"model": "other", "format": 1})
+
+
+def fill(store, first=0, segments=SEGMENTS):
+    """Write chunks until another segment has been begun so often; the numbers."""
+    n, seen, began = first, store._core.pool.active, 0
+    while began < segments:
+        write(store, n)
+        n += 1
+        if store._core.pool.active is not seen:
+            seen, began = store._core.pool.active, began + 1
+    return list(range(first, n))
+
+
+# -- what leaves ----------------------------------------------------------------------------------
+
+
+def test_it_never_takes_more_than_its_capacity(log):
+    store = log.open()
+    for n in range(200):
+        write(store, n)
+        assert log.disk_bytes() <= CAPACITY
+        store.check()
+    assert len(log.segments()) == SEGMENTS
+
+
+def test_what_leaves_is_said_and_the_rest_is_there(log):
+    store = log.open()
+    ns = fill(store, segments=3 * SEGMENTS)
+    assert log.gone()
+    assert held(store, ns) == [n for n in ns if n not in log.gone()]
+    assert read(store, *held(store, ns)) == [payload(n) for n in held(store, ns)]
+
+
+def test_the_oldest_leave_first(log):
+    store = log.open()
+    fill(store, segments=2 * SEGMENTS)
+    gone = sorted(log.gone())
+    assert gone == list(range(len(gone)))
+
+
+def test_what_was_used_stays(log):
+    store = log.open()
+    write(store, 0)
+    for n in range(1, 300):
+        write(store, n)
+        read(store, 0)
+    assert held(store, [0, 1]) == [0]
+    assert read(store, 0) == [payload(0)]
+
+
+def test_what_was_touched_in_a_higher_tier_stays(log):
+    store = log.open()
+    write(store, 0)
+    for n in range(1, 300):
+        write(store, n)
+        store.touch([key(0)])
+    assert held(store, [0, 1]) == [0]
+
+
+def test_if_all_was_used_there_is_still_room(log):
+    store = log.open()
+    for n in range(200):
+        write(store, n)
+        read(store, *held(store, range(n + 1)))
+        assert held(store, [n]) == [n]
+    assert len(log.segments()) == SEGMENTS
+    store.check()
+
+
+def test_a_chunk_of_two_lives_is_not_taken_for_the_old_one(log):
+    store = log.open()
+    ns = fill(store, segments=2 * SEGMENTS)
+    assert read(store, *ns) == [payload(n) if n in held(store, ns) else Kind.VANISHED for n in ns]
+
+
+def test_other_namespaces_count_and_leave_first_as_they_are_older(log):
+    other = log.open(OTHER)
+    theirs = fill(other, segments=3)
+    other.close()
+    store = log.open()
+    assert log.disk_bytes() <= CAPACITY
+    fill(store, first=1000, segments=2)
+    kill(store)
+    left = held(log.open(OTHER), theirs)
+    assert left
+    assert left == theirs[-len(left) :]
+    assert len(log.segments()) <= SEGMENTS
+
+
+def test_a_chunk_larger_than_a_segment_is_refused_and_its_neighbours_are_not(log):
+    store = log.open()
+    huge = page_aligned(2 * SEGMENT).toreadonly()
+    none = page_aligned()[:0].toreadonly()
+    results = store.write(
+        [Item(key(1), filled(1)), Item(key(2), huge), Item(key(3), none), Item(key(4), filled(4))]
+    )
+    assert [e and e.kind for e in results] == [None, Kind.FULL, Kind.FULL, None]
+    assert held(store, [1, 2, 3, 4]) == [1, 4]
+
+
+# -- what is there after it was left --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leave", ["close", "kill"])
+def test_all_is_there_when_it_is_opened_again(log, leave):
+    store = log.open()
+    ns = fill(store, segments=4)
+    there = held(store, ns)
+    store.close() if leave == "close" else kill(store)
+    log.removed.clear()
+    again = log.open()
+    assert held(again, ns) == there
+    assert read(again, *there) == [payload(n) for n in there]
+    assert log.removed == []
+    again.check()
+
+
+def test_it_goes_on_in_the_segment_in_which_it_stopped(log):
+    for n in range(4):
+        store = log.open()
+        write(store, n)
+        store.close()
+    assert len({at.segment for _, at in log.open()._core.index.items()}) == 1
+
+
+def test_a_kill_after_it_went_on_loses_nothing(log):
+    store = log.open()
+    write(store, 1)
+    store.close()
+    store = log.open()
+    write(store, 2)
+    kill(store)
+    assert read(log.open(), 1, 2) == [payload(1), payload(2)]
+
+
+@pytest.mark.parametrize("leave", ["close", "kill"])
+def test_what_was_deleted_stays_deleted(log, leave):
+    store = log.open()
+    write(store, 1, 2, 3)
+    store.delete([key(2), key(9)])
+    store.close() if leave == "close" else kill(store)
+    assert held(log.open(), [1, 2, 3]) == [1, 3]
+
+
+def test_what_was_written_again_after_it_was_deleted_is_there(log):
+    store = log.open()
+    write(store, 1)
+    store.delete([key(1)])
+    write(store, 1)
+    store.close()
+    assert read(log.open(), 1) == [payload(1)]
+
+
+def test_what_was_found_damaged_stays_away(log):
+    store = log.open()
+    write(store, 1, 2)
+    at = store._core.index.find(key(1))
+    store._core.files.write_pages(at.segment, at.page, bytes(PAGE_BYTES))
+    assert read(store, 1, 2) == [Kind.CORRUPT, payload(2)]
+    assert log.removed == [(key(1), Reason.CORRUPT)]
+    store.close()
+    assert held(log.open(), [1, 2]) == [2]
+
+
+def test_opening_evicts_nothing(log):
+    store = log.open()
+    fill(store, segments=2 * SEGMENTS)
+    ns = [int.from_bytes(k[:32], "big") for k, _ in store._core.index.items()]
+    store.close()
+    log.removed.clear()
+    for _ in range(3):
+        log.open().close()
+    assert sorted(held(log.open(), ns)) == sorted(ns)
+    assert log.removed == []
+
+
+def test_a_smaller_capacity_is_kept_at_once(log):
+    store = log.open()
+    ns = fill(store, segments=SEGMENTS)
+    store.close()
+    less = CAPACITY - 2 * SEGMENT
+    store = log.open(capacity_bytes=less)
+    assert log.disk_bytes() <= less
+    there = held(store, ns)
+    assert there
+    assert there == ns[-len(there) :]
+    write(store, 1000)
+    store.check()
+
+
+def test_a_larger_capacity_is_used(log):
+    store = log.open()
+    ns = fill(store, segments=SEGMENTS - 1)
+    store.close()
+    store = log.open(capacity_bytes=2 * CAPACITY)
+    fill(store, first=1000, segments=SEGMENTS)
+    assert held(store, ns) == ns
+    assert SEGMENTS < len(log.segments()) <= 2 * SEGMENTS
+    store.check()
+
+
+# -- memory and sizes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [1, 100, PAGE_BYTES - 1, PAGE_BYTES + 1])
+@pytest.mark.parametrize("direct_io", ["auto", "off"])
+def test_odd_sizes_and_addresses(log, nbytes, direct_io):
+    store = log.open(direct_io=direct_io)
+    source, target = page_aligned(3 * PAGE_BYTES), page_aligned(3 * PAGE_BYTES)
+    source[7 : 7 + nbytes] = payload(5, nbytes)
+    items = [Item(key(5), source[7 : 7 + nbytes]), Item(key(6), filled(6))]
+    assert store.write(items) == [None, None]
+    back = page_aligned()
+    assert store.read([Item(key(6), back), Item(key(5), target[3 : 3 + nbytes])]) == [None, None]
+    assert target[3 : 3 + nbytes] == payload(5, nbytes)
+    assert not any(target[:3])
+    assert not any(target[3 + nbytes :])
+    assert back == payload(6)
+
+
+def test_a_view_of_another_size_is_not_filled(log):
+    store = log.open()
+    write(store, 1)
+    (error,) = store.read([Item(key(1), page_aligned(4 * CHUNK))])
+    assert error.kind is Kind.CORRUPT
+
+
+def test_unaligned_memory_does_not_end_o_direct(log):
+    store = log.open()
+    if not store.direct:
+        pytest.fail("the folder for temporary files needs a file system with O_DIRECT")
+    odd = page_aligned(CHUNK + 4096)[5 : 5 + CHUNK]
+    assert store.write([Item(key(1), odd)]) == [None]
+    assert store.read([Item(key(1), odd)]) == [None]
+    assert store.direct
+
+
+def test_segments_suit_capacity_and_chunks():
+    assert segment_bytes_for(1 << 40, 1 << 16) == 256 << 20
+    assert segment_bytes_for(1 << 42, 1 << 16) == 1 << 30
+    assert segment_bytes_for(1 << 30, 1 << 16) == 16 << 20
+    assert segment_bytes_for(1 << 30, 64 << 20) >= 4 * (64 << 20)
+    assert all(segment_bytes_for(c, 4096) % PAGE_BYTES == 0 for c in (1, 10**9 + 1, 10**13 + 7))
+
+
+# -- who may open it ------------------------------------------------------------------------------
+
+
+def test_a_second_owner_is_refused_by_the_name_of_the_first(log):
+    store = log.open()
+    with pytest.raises(ConfigError, match=rf"belongs to the living process {os.getpid()}"):
+        log.open()
+    store.close()
+    log.open().close()
+
+
+def test_a_folder_with_files_is_refused(log):
+    FilesStore(context(), str(log.root)).write([Item(key(1), filled(1))])
+    with pytest.raises(ConfigError, match="layout files"):
+        log.open()
+
+
+def test_too_little_capacity_is_refused(log):
+    with pytest.raises(ConfigError, match="capacity_bytes leaves") as refused:
+        log.open(capacity_bytes=3 * SEGMENT)
+    assert refused.value.context["key"] == "capacity_bytes"
+    log.open().close()
+
+
+def test_what_it_makes_is_private(log):
+    old = os.umask(0)
+    try:
+        write(log.open(), 1)
+    finally:
+        os.umask(old)
+    for path in log.root.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_foreign_things_among_the_segments_are_left_alone(log):
+    store = log.open()
+    write(store, 1)
+    kill(store)
+    folder = log.root / "log"
+    (folder / "notes.txt").write_text("mine")
+    (folder / "x.kvs").write_text("no number")
+    (folder / "77.kvs").symlink_to(folder / "notes.txt")
+    kill_target = folder / "00000099.kvs"
+    kill_target.write_bytes(b"too short")
+    store = log.open()
+    assert held(store, [1]) == [1]
+    fill(store, first=10, segments=2 * SEGMENTS)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "x.kvs").exists()
+    assert (folder / "77.kvs").is_symlink()
+    assert not kill_target.exists()  # one of ours by name, and of no use
+
+
+# -- trouble --------------------------------------------------------------------------------------
+
+
+def test_a_disk_without_room_is_used_as_far_as_it_goes(log, monkeypatch, caplog):
+    store = log.open()
+    made = SegmentFiles.make
+
+    def make(self, number, nbytes):
+        if number >= 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        made(self, number, nbytes)
+
+    monkeypatch.setattr(SegmentFiles, "make", make)
+    ns = fill(store, segments=2 * SEGMENTS)
+    assert len(log.segments()) == 3
+    assert held(store, ns) == [n for n in ns if n not in log.gone()]
+    assert len([r for r in caplog.records if "cannot grow" in r.message]) == 1
+    monkeypatch.setattr(SegmentFiles, "make", made)
+    log.clock.advance(31)
+    fill(store, first=1000, segments=2 * SEGMENTS)
+    assert len(log.segments()) == SEGMENTS
+
+
+def test_a_write_that_fails_is_not_there_and_the_next_one_is(log, monkeypatch):
+    store = log.open()
+    write(store, 1)
+    whole = SegmentFiles._write
+
+    def broken(self, number, page, buffers):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(SegmentFiles, "_write", broken)
+    (error,) = store.write([Item(key(2), filled(2))])
+    assert error.kind is Kind.IO
+    monkeypatch.setattr(SegmentFiles, "_write", whole)
+    write(store, 3)
+    assert held(store, [1, 2, 3]) == [1, 3]
+    store.close()
+    assert read(log.open(), 1, 2, 3) == [payload(1), Kind.VANISHED, payload(3)]
+
+
+def test_a_segment_that_somebody_removed_is_a_miss(log):
+    store = log.open()
+    write(store, 1)
+    for path in log.segments():
+        path.unlink()
+    assert read(store, 1) == [Kind.VANISHED]
+    assert log.removed == [(key(1), Reason.VANISHED)]
+    assert held(store, [1]) == []
+
+
+def test_the_manifest_of_the_namespace_is_held_against_the_engine(log):
+    log.open().close()
+    (log.root / NAMESPACE.id / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match="disagrees"):
+        log.open()
