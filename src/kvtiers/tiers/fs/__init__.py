@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvtiers.tiers.base import ChunkStore, StoreContext
+from kvtiers.tiers.fs.capacity import check_stated
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.options import RunnerOptions, require
 
@@ -15,8 +16,14 @@ class FsOptions(RunnerOptions):
 
     root_dir: str
     """Folder of all namespaces; made if absent. May be shared by engines and hosts."""
+    eviction: Literal["own", "external"] = "own"
+    """Who sees to the bound: the engines that share the folder, together; or something else, and
+    then no engine ever deletes a chunk. All that share it must say the same."""
     capacity_bytes: int | None = None
-    """Bound of all kvtiers files under ``root_dir``, if this engine is their only writer."""
+    """Bound of all kvtiers files under ``root_dir``, whoever writes them. Required with ``own``,
+    unless ``capacity_fraction`` is given. The smallest that a living engine states rules."""
+    capacity_fraction: float | None = None
+    """The same as a share of the file system that holds ``root_dir``, above 0 and up to 0.95."""
     layout: Literal["files"] = "files"
     """One file per chunk."""
     direct_io: Literal["auto", "on", "off"] = "auto"
@@ -38,6 +45,7 @@ class FsOptions(RunnerOptions):
         require(
             _is_path(self.root_dir), "root_dir", f"is {self.root_dir!a}: no path has such a name"
         )
+        check_stated(self.eviction, self.capacity_bytes, self.capacity_fraction)
 
 
 def _is_path(name: str) -> bool:
@@ -53,7 +61,9 @@ def build(context: StoreContext, options: FsOptions) -> ChunkStore:
     return FilesStore(
         context,
         options.root_dir,
+        eviction=options.eviction,
         capacity_bytes=options.capacity_bytes,
+        capacity_fraction=options.capacity_fraction,
         direct_io=options.direct_io,
         fsync=options.fsync,
     )

@@ -10,6 +10,8 @@ SUFFIX = ".kvc"
 MANIFEST = "manifest.json"
 TEMP = "tmp"
 QUARANTINE = "quarantine"
+QUOTA = ".kvtiers-quota"
+"""The account of what lies under the root."""
 
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
 _CHUNK = re.compile(r"((?:[0-9a-f]{2})*)-g([0-9]{1,10})\.kvc")

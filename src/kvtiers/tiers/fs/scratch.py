@@ -87,6 +87,20 @@ def _lock(fd: int, without_locks: bool = True) -> bool:
     return True
 
 
+def is_alive(folder: str) -> bool:
+    """Whether the instance with this scratch folder lives, as far as can be told."""
+    try:
+        fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    try:
+        return not _lock(fd, without_locks=False)
+    finally:
+        os.close(fd)
+
+
 def sweep(root: str) -> int:
     """Remove the scratch folders of dead instances under ``root``; how many. Raises OSError."""
     swept = 0

@@ -14,6 +14,7 @@ from kvtiers.chunks import PAGE_BYTES, Namespace, make_key
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
+from kvtiers.tiers.fs.stamps import GRACE_S
 from tests.unit.tiers.fs.fs_kit import Folder, flip, kinds, read, write
 from tests.unit.tiers.tier_kit import NAMESPACE, filled, key, page_aligned, payload
 
@@ -385,8 +386,9 @@ def test_use_is_written_down_in_batches_and_at_close(folder: Folder) -> None:
     assert folder.file(1).stat().st_mtime == folder.wall.now
     folder.wall.advance(100)
     read(store, 2)
+    assert folder.file(2).stat().st_mtime == folder.wall.now + GRACE_S, "promised to its reader"
     store.close()
-    assert folder.file(2).stat().st_mtime == folder.wall.now
+    assert folder.file(2).stat().st_mtime == folder.wall.now + GRACE_S
 
 
 def test_delete_and_close(folder: Folder) -> None:
