@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvtiers.tiers.fs import names
@@ -18,14 +18,17 @@ class Candidate(NamedTuple):
     size: int
 
 
-def measure(root: str) -> int:
-    """Bytes of all files of ours under ``root``. Raises OSError.
+def measure(root: str, namespaces: Iterable[str] | None = None) -> int:
+    """Bytes of all files of ours under ``root``, or in some namespaces. Raises OSError.
 
     A file that is renamed meanwhile may be counted twice and is never missed: they go from
     ``tmp`` to the chunks and from the chunks to ``quarantine``, and are visited in that order.
     """
-    total = _size(os.path.join(root, names.QUOTA))
-    for namespace in names.namespaces(root):
+    total = 0
+    if namespaces is None:
+        total = _size(os.path.join(root, names.QUOTA))
+        namespaces = names.namespaces(root)
+    for namespace in namespaces:
         folder = os.path.join(root, namespace)
         below = [e.path for e in _entries(folder) if e.is_dir(follow_symlinks=False)]
         for place in sorted(below, key=_visit):
@@ -39,10 +42,10 @@ def _visit(path: str) -> tuple[int, str]:
     return {names.TEMP: 0, names.QUARANTINE: 2}.get(name, 1), name
 
 
-def candidates(root: str) -> Iterator[list[Candidate]]:
+def candidates(root: str, namespaces: Iterable[str] | None = None) -> Iterator[list[Candidate]]:
     """What may leave, folder by folder. What cannot be listed is left out."""
     with contextlib.suppress(OSError):
-        for namespace in names.namespaces(root):
+        for namespace in names.namespaces(root) if namespaces is None else namespaces:
             yield quarantined(root, namespace)
             for fan in sorted(e.name for e in _entries(os.path.join(root, namespace))):
                 if names.is_fan(fan):

@@ -90,7 +90,7 @@ class Victims:
     def _as_it_is(self, known: Candidate) -> Candidate | None:
         """``known`` with its time and size of now; None if it is gone."""
         try:
-            info = _look(os.path.join(self._root, known.name))
+            info = look(os.path.join(self._root, known.name))
         except OSError:
             return None
         stamp = info.st_mtime if known.stamp else 0.0
@@ -107,8 +107,10 @@ class Victims:
         return f"<Victims {len(self._known)} known, {len(self.stuck)} stuck>"
 
 
-def _look(path: str) -> os.stat_result:
-    """By opening it: over a network that asks the server, while a bare stat may be seconds old."""
+def look(path: str) -> os.stat_result:
+    """A file as it is now. It is opened for that, which over a network asks the server, while a
+    bare stat may be seconds old. Raises OSError.
+    """
     try:
         fd = os.open(path, _LOOK)
     except FileNotFoundError:
