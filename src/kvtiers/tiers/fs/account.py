@@ -82,9 +82,8 @@ class Account:
             self._say_smaller(ruling)
 
     def _refuse_other_ways(self, quota: Quota) -> None:
-        bounded = self._capacity is not None
-        if any((member.capacity is not None) != bounded for member in quota.members.values()):
-            ours, theirs = ("own", "external") if bounded else ("external", "own")
+        if any((member.capacity is not None) != self.bounded for member in quota.members.values()):
+            ours, theirs = ("own", "external") if self.bounded else ("external", "own")
             raise bad_option(
                 "eviction",
                 f'is "{ours}", but another engine that works in {self._root} says "{theirs}": '
@@ -185,14 +184,24 @@ class Account:
 
     def evictions_are_near(self, wall_now: float) -> bool:
         """Whether chunks may leave so soon that a hit has to be made known to others."""
-        if self._capacity is None:
+        if not self.bounded:
             return True
         quota = self._file.peek()
         return quota.available() < _FASTEST * stamps.GRACE_S or quota.cleaning_until > wall_now
 
-    def probing(self) -> contextlib.AbstractContextManager[Quota]:
-        """Alone, so that the two reserved pages are ours to try the disk with."""
-        return self._file.locked()
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Alone at the quota file, so that its reserved pages are ours to try the disk with."""
+        if self.bounded:
+            with self._file.locked():
+                yield
+        else:
+            yield
+
+    @property
+    def bounded(self) -> bool:
+        """Whether eviction is ours."""
+        return self._capacity is not None
 
     @property
     def counted(self) -> bool:

@@ -8,9 +8,7 @@ equal bytes, so that writers of a shared mount need no coordination. See ``names
 import contextlib
 import errno
 import logging
-import mmap
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -24,11 +22,10 @@ from kvtiers.tiers.fs.account import Account
 from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.damaged import Damaged
 from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
+from kvtiers.tiers.fs.place import DISK_IS_FULL, Place
 from kvtiers.tiers.fs.quarantine import put_aside
 from kvtiers.tiers.fs.recency import Recency
 from kvtiers.tiers.fs.room import Room, Unbounded
-from kvtiers.tiers.fs.scratch import Scratch, sweep
-from kvtiers.tiers.fs.shared import NO_LOCKS
 from kvtiers.tiers.fs.victims import Victims
 from kvtiers.tiers.options import bad_option
 
@@ -38,7 +35,6 @@ Eviction = Literal["own", "external"]
 
 _MAX_REOPENS = 8
 """How often one write makes the folder again while somebody clears it."""
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_WAYS_MADE = 2
 """How often one write has others leave because the disk is full below the capacity."""
 
@@ -76,79 +72,22 @@ class FilesStore:
         self._complaints = Complaints(self._root, context.clock)
         self._damaged = Damaged()
         self._said_damaged = False
+        self._closed = False
         bound = None
         if self._owns:
             bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
         self._account = Account(self._root, bound, context.clock)
         self._room = self._bounded_room() if self._owns else Unbounded()
-        self._opening = threading.Lock()
-        self._closed = False
-        try:
-            self._scratch = self._open()
-        except BaseException as e:
-            self._leave()
-            raise _refusal(self._root, e) from e
-        try:
-            sweep(self._root)
-            self._probe(self._scratch)
-            if direct_io == "on" and not self._io.direct:
-                raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
-        except BaseException as e:
+        self._place = Place(context.namespace, self._root, self._account, self._room)
+        self._place.open(self._io)
+        if direct_io == "on" and not self._io.direct:
             self.close()
-            raise _refusal(self._root, e) from e
+            raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
 
     def _bounded_room(self) -> Room:
         clock, wall_clock = self._context.clock, self._context.wall_clock
         victims = Victims(self._root, self._used_at, clock, wall_clock)
-        return Room(self._root, self._account, victims, self._evicted, clock)
-
-    def _open(self) -> Scratch:
-        folders.make_folder(self._folder, durable=True)
-        scratch = Scratch(self._folder)
-        try:
-            self._join(scratch)
-            self._open_manifest(scratch)
-        except BaseException:
-            scratch.close()
-            raise
-        return scratch
-
-    def _join(self, scratch: Scratch) -> None:
-        try:
-            self._account.join(scratch.folder)
-        except OSError as e:
-            if e.errno not in NO_LOCKS:
-                raise
-            if self._owns:
-                raise bad_option(
-                    "eviction",
-                    f'is "own", but the file system that holds {self._root} has no locks, by '
-                    'which engines keep a bound together: mount it with locks or say "external"',
-                ) from e
-
-    def _open_manifest(self, scratch: Scratch) -> None:
-        size = len(self._context.namespace.manifest().encode())
-        if self._has_manifest() or not self._account.counted:  # to be counted with the rest
-            size = 0
-        self._room.reserve(size)
-        try:
-            folders.open_manifest(self._folder, self._context.namespace, scratch.path)
-        except BaseException:
-            self._room.release(size)
-            raise
-        self._room.fill(size)
-
-    def _probe(self, scratch: Scratch) -> None:
-        """Write and read one real page, which also tells whether O_DIRECT works here."""
-        path = scratch.path()
-        page = memoryview(mmap.mmap(-1, PAGE_BYTES))
-        with self._account.probing():
-            try:
-                self._io.write(path, page)
-                self._io.read(path, page)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+        return Room(self._root, self._account, victims, self._evicted, clock, wall_clock)
 
     @property
     def direct(self) -> bool:
@@ -224,12 +163,7 @@ class FilesStore:
             return
         self._closed = True
         self._recency.finish()
-        self._scratch.close()
-        self._leave()
-
-    def _leave(self) -> None:
-        with contextlib.suppress(OSError):
-            self._account.leave()
+        self._place.close()
 
     # -- one file -------------------------------------------------------------------------------
 
@@ -273,19 +207,8 @@ class FilesStore:
                 return
             except FileNotFoundError:  # somebody clears the folder under us
                 with contextlib.suppress(FileNotFoundError):
-                    self._open_again()
+                    self._place.open_again()
         self._write_new(item, path)
-
-    def _open_again(self) -> None:
-        with self._opening:
-            old = self._scratch
-            if self._closed or (os.path.isdir(old.folder) and self._has_manifest()):
-                return
-            self._scratch = self._open()
-            old.close()
-
-    def _has_manifest(self) -> bool:
-        return os.access(os.path.join(self._folder, names.MANIFEST), os.F_OK)
 
     def _write_new(self, item: Item, path: str) -> None:
         page = record.pack(item.key, self._id, item.view)
@@ -295,7 +218,7 @@ class FilesStore:
                 self._write_file(item, page, path)
                 break
             except OSError as e:
-                if e.errno not in _DISK_IS_FULL or not self._room.make_way(size):
+                if e.errno not in DISK_IS_FULL or not self._room.make_way(size):
                     raise
         else:
             self._write_file(item, page, path)
@@ -306,7 +229,7 @@ class FilesStore:
         self._room.reserve(size)
         temp = ""
         try:
-            temp = self._scratch.path()
+            temp = self._place.temp()
             self._io.header()[:] = page
             self._io.write(temp, item.view)
             moved = self._move(temp, path, self._damaged.holds(item.key, path))
@@ -330,7 +253,7 @@ class FilesStore:
         try:
             os.replace(temp, path)
         except FileNotFoundError:
-            if not self._has_manifest():  # no chunk without it
+            if not self._place.has_manifest():  # no chunk without it
                 raise
             folders.make_folder(os.path.dirname(path), durable=self._fsync)
             os.replace(temp, path)
@@ -344,7 +267,7 @@ class FilesStore:
         try:
             if self._damaged and self._damaged.holds(item.key, path):
                 raise FileNotFoundError(errno.ENOENT, "it is known to be damaged", path)
-            size = self._io.read(path, item.view, until)
+            size = self._read_file(path, item.view, until)
         except FileNotFoundError:
             self._context.on_removed([item.key], Reason.VANISHED)
             raise
@@ -358,6 +281,15 @@ class FilesStore:
         raise KVTiersError(
             f"{path}: {problem}", kind=Kind.CORRUPT, operation="read", context={"path": path}
         )
+
+    def _read_file(self, path: str, view: memoryview, until: int) -> int:
+        try:
+            return self._io.read(path, view, until)
+        except FileNotFoundError:  # or it was about to leave, and gets its name back
+            for name in (names.leaving(path), path):
+                with contextlib.suppress(FileNotFoundError):
+                    return self._io.read(str(name), view, until)
+            raise
 
     def _problem(self, item: Item, size: int) -> str | None:
         expected = PAGE_BYTES + item.view.nbytes
@@ -423,21 +355,12 @@ class FilesStore:
         """Raise AssertionError naming the broken invariant, if any."""
         self._room.check()
         self._recency.check()
-        self._scratch.check()
+        self._place.check()
         self._damaged.check()
         self._complaints.check()
 
     def __repr__(self) -> str:
         return f"<FilesStore {self._folder}: {self._room}, {self._io}>"
-
-
-def _refusal(root: str, error: BaseException) -> BaseException:
-    """What an opening that failed with ``error`` raises."""
-    if isinstance(error, OSError):
-        return folders.unusable(root, error)
-    if isinstance(error, KVTiersError) and error.kind is not Kind.CONFIG:
-        return bad_option("root_dir", f"cannot be opened: {error}")
-    return error
 
 
 def _misfit(size: int, expected: int) -> str:

@@ -15,10 +15,10 @@ from kvtiers.errors import map_errors
 from kvtiers.tiers.fs import names, quarantine, scratch, stamps, tree
 from kvtiers.tiers.fs.account import bury_dead
 from kvtiers.tiers.fs.folders import has_our_manifest
+from kvtiers.tiers.fs.leaving import look, take_away
 from kvtiers.tiers.fs.quota import Quota
 from kvtiers.tiers.fs.shared import QuotaFile, read_quota
 from kvtiers.tiers.fs.tree import Candidate
-from kvtiers.tiers.fs.victims import look
 from kvtiers.tiers.options import bad_option, require
 
 _PORTION = 512
@@ -182,10 +182,10 @@ class _Pass:
         path = os.path.join(self.root, known.name)
         try:
             info = look(path)
-            if known.stamp and info.st_mtime != known.stamp:
+            used = known.stamp and info.st_mtime != known.stamp
+            if used or not take_away(path, known.stamp, self.wall_clock()):
                 self.report.in_use += 1
                 return
-            os.unlink(path)
         except FileNotFoundError:
             return
         except OSError:

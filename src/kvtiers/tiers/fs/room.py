@@ -15,6 +15,7 @@ from enum import Enum
 
 from kvtiers.errors import Kind, KVTiersError, Retry
 from kvtiers.tiers.fs.account import Account, Turn
+from kvtiers.tiers.fs.leaving import take_away
 from kvtiers.tiers.fs.quota import RESERVED_BYTES, STATE_BYTES, Quota
 from kvtiers.tiers.fs.victims import Victims
 
@@ -67,12 +68,14 @@ class Room:
         victims: Victims,
         on_evicted: Callable[[Sequence[str]], None],
         clock: Callable[[], float],
+        wall_clock: Callable[[], float],
     ) -> None:
         self._root = root
         self._account = account
         self._victims = victims
         self._on_evicted = on_evicted
         self._clock = clock
+        self._wall_clock = wall_clock
         self._hopeless_until: float | None = None
         self._said_stuck = False
         self._turn = threading.Lock()
@@ -155,32 +158,31 @@ class Room:
         lacking = need.size - need.gone
         if not need.regardless:
             lacking = (quota.portion(need.size) if need.size else 0) - quota.available()
-        deletes = 0
+        deletes, now = 0, self._wall_clock()
         while lacking > 0 and deletes < _MAX_DELETES and need.failures < _MAX_FAILURES:
             victim = self._victims.next()
             if victim is None:
                 return
             deletes += 1
-            if self._delete(victim.name):
+            try:
+                left = take_away(os.path.join(self._root, victim.name), victim.stamp, now)
+            except FileNotFoundError:
+                continue
+            except OSError as e:
+                need.failures += 1
+                self._put_off(victim.name, e)
+                continue
+            if left:
                 need.evicted.append(victim.name)
                 need.gone += victim.size
                 lacking -= victim.size
                 quota.free(victim.size)
-            else:
-                need.failures += 1
 
-    def _delete(self, name: str) -> bool:
-        try:
-            os.unlink(os.path.join(self._root, name))
-        except FileNotFoundError:
-            return True
-        except OSError as e:
-            if not self._said_stuck:
-                self._said_stuck = True
-                _log.warning("cannot evict %s/%s, said once: %s", self._root, name, e.strerror)
-            self._victims.put_off(name)
-            return False
-        return True
+    def _put_off(self, name: str, error: OSError) -> None:
+        if not self._said_stuck:
+            self._said_stuck = True
+            _log.warning("cannot evict %s/%s, said once: %s", self._root, name, error.strerror)
+        self._victims.put_off(name)
 
     def _count(self, need: _Need) -> None:
         self._account.count()

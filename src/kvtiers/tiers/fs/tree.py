@@ -12,7 +12,7 @@ class Candidate(NamedTuple):
     """A file that may leave; ordered by when it is to leave."""
 
     stamp: float
-    """Its time in seconds (see ``stamps``); 0 for a damaged one that was put aside."""
+    """Its time in seconds (see ``stamps``); 0 for one that nobody finds any more."""
     name: str
     """Relative to the root."""
     size: int
@@ -61,11 +61,13 @@ def quarantined(root: str, namespace: str) -> list[Candidate]:
 def _chunks(root: str, folder: str) -> list[Candidate]:
     found = []
     for entry in _entries(os.path.join(root, folder)):
-        if names.chunk_key(entry.name) is not None:
+        left = names.is_leaving(entry.name)
+        if left or names.chunk_key(entry.name) is not None:
             with contextlib.suppress(OSError):
                 if not _is_folder(entry):
                     info = entry.stat(follow_symlinks=False)
-                    found.append(Candidate(info.st_mtime, f"{folder}/{entry.name}", info.st_size))
+                    stamp = 0.0 if left else info.st_mtime
+                    found.append(Candidate(stamp, f"{folder}/{entry.name}", info.st_size))
     return found
 
 

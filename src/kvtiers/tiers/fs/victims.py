@@ -9,7 +9,7 @@ import heapq
 import os
 from collections.abc import Callable, Iterator
 
-from kvtiers.tiers.fs import stamps, tree
+from kvtiers.tiers.fs import leaving, stamps, tree
 from kvtiers.tiers.fs.tree import Candidate
 
 _SECTION = 16_384
@@ -18,7 +18,6 @@ _MAX_KNOWN = 65_536
 _SHARE = 8
 _STUCK_S = 30.0
 """A file that could not be deleted is passed over for so long: it may have been the device."""
-_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Victims:
@@ -90,7 +89,7 @@ class Victims:
     def _as_it_is(self, known: Candidate) -> Candidate | None:
         """``known`` with its time and size of now; None if it is gone."""
         try:
-            info = look(os.path.join(self._root, known.name))
+            info = leaving.look(os.path.join(self._root, known.name))
         except OSError:
             return None
         stamp = info.st_mtime if known.stamp else 0.0
@@ -105,19 +104,3 @@ class Victims:
 
     def __repr__(self) -> str:
         return f"<Victims {len(self._known)} known, {len(self.stuck)} stuck>"
-
-
-def look(path: str) -> os.stat_result:
-    """A file as it is now. It is opened for that, which over a network asks the server, while a
-    bare stat may be seconds old. Raises OSError.
-    """
-    try:
-        fd = os.open(path, _LOOK)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a link, a socket
-        return os.lstat(path)
-    try:
-        return os.fstat(fd)
-    finally:
-        os.close(fd)

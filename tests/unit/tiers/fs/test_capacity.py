@@ -8,6 +8,7 @@ from kvtiers.errors import Kind
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.names import leaving
 from kvtiers.tiers.fs.stamps import GRACE_S
 from tests.unit.tiers.fs.fs_kit import STORED, Folder, capacity, flip, read, write
 from tests.unit.tiers.tier_kit import NAMESPACE, filled, key, payload
@@ -185,7 +186,7 @@ def test_file_that_cannot_be_deleted_is_logged_once_and_passed_over(
 ) -> None:
     store = folder.open(capacity_bytes=capacity(3))
     write(store, 1, 2, 3)
-    real, stuck = os.unlink, {str(folder.file(1)), str(folder.file(2))}
+    real, stuck = os.unlink, {leaving(str(folder.file(n))) for n in (1, 2)}
 
     def unlink(path: str, **where: int) -> None:
         if path in stuck:

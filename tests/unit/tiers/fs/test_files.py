@@ -362,11 +362,11 @@ def test_a_folder_that_cannot_be_made_again_closes_no_file_of_others(
     namespace.mkdir()
     (namespace / "theirs").touch()
     assert write(store, 1) == [Kind.CONFIG]
-    store._scratch.close()
+    store._place._scratch.close()
     others = [os.open(tmp_path, os.O_RDONLY) for _ in range(32)]
     for _ in range(3):
         assert write(store, 1) == [Kind.CONFIG]
-    store._scratch.close()
+    store._place._scratch.close()
     for fd in others:
         os.fstat(fd)
         os.close(fd)

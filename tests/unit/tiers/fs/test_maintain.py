@@ -9,7 +9,7 @@ import pytest
 from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.tiers.fs.maintain import Report, maintain, stated_capacity
-from kvtiers.tiers.fs.names import QUOTA
+from kvtiers.tiers.fs.names import QUOTA, leaving
 from kvtiers.tiers.fs.stamps import GRACE_S
 from tests.unit.tiers.fs.fs_kit import STORED, Folder, capacity, flip, read, write
 from tests.unit.tiers.fs.test_open import dead_scratch
@@ -95,7 +95,7 @@ def test_leftovers_of_dead_engines_quarantine_and_empty_folders_go(folder: Folde
     report = run(folder)
     assert report.temporary == [(f"{NAMESPACE.id}/tmp/1-dead", len("half a chunk"))]
     assert not dead.exists()
-    assert Path(store._scratch.folder).exists(), "of one that lives"
+    assert Path(store._place._scratch.folder).exists(), "of one that lives"
     assert [Path(name).name for name, _ in report.quarantined] == [f"0{n}-g0.kvc" for n in range(3)]
     assert report.empty_folders == [f"{NAMESPACE.id}/00"]
     assert write(store, 1) == [None]
@@ -149,13 +149,14 @@ def test_what_cannot_be_deleted_is_said(folder: Folder, monkeypatch: pytest.Monk
     real = os.unlink
 
     def unlink(path: str, **where: int) -> None:
-        if path == str(folder.file(1)):
+        if path == leaving(str(folder.file(1))):
             raise PermissionError(1, "told to refuse")
         real(path, **where)
 
     monkeypatch.setattr(os, "unlink", unlink)
     report = run(folder, max_bytes=0)
     assert report.failed == names_of(1)
+    assert folder.file(1).exists(), "it has its name back"
     assert [name for name, _ in report.chunks] == names_of(2)
 
 
