@@ -132,6 +132,7 @@ def test_a_disk_that_turns_read_only_goes_on_being_read(tmp_path: Path) -> None:
         """
 for options in ({"capacity_fraction": 0.9}, {"eviction": "external"}):
     lines.clear()
+    folder = Folder(place / next(iter(options)))
     store = folder.open(**options)
     write(store, 1, 2)
     mount("--bind", str(place))  # upon itself: of what is open stays open
