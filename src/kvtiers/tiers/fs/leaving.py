@@ -12,11 +12,8 @@ import os
 from kvtiers.tiers.fs import names, stamps
 
 
-def look(path: str) -> os.stat_result:
-    """A file as it is now. Raises OSError.
-
-    It is opened for that: over a network that asks the server, a bare stat may be seconds old.
-    """
+def _look(path: str) -> os.stat_result:
+    """By opening it: over a network that asks the server, while a bare stat may be seconds old."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -40,7 +37,7 @@ def take_away(path: str, stamp: float, now: float) -> bool:
         return True
     os.replace(path, aside)
     try:
-        found = look(aside).st_mtime
+        found = _look(aside).st_mtime
         if found == stamp or not stamps.in_use(found, now):
             os.unlink(aside)
             return True

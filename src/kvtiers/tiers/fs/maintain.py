@@ -15,7 +15,7 @@ from kvtiers.errors import map_errors
 from kvtiers.tiers.fs import names, quarantine, scratch, stamps, tree
 from kvtiers.tiers.fs.account import bury_dead
 from kvtiers.tiers.fs.folders import has_our_manifest
-from kvtiers.tiers.fs.leaving import look, take_away
+from kvtiers.tiers.fs.leaving import take_away
 from kvtiers.tiers.fs.quota import Quota
 from kvtiers.tiers.fs.shared import QuotaFile, read_quota
 from kvtiers.tiers.fs.tree import Candidate
@@ -61,7 +61,7 @@ class Aim:
     max_bytes: int | None = None
     older_than_s: float | None = None
 
-    def check(self) -> None:
+    def refuse_nonsense(self) -> None:
         """Raise ConfigError for a number below zero."""
         for key in ("max_bytes", "older_than_s"):
             value = getattr(self, key)
@@ -97,7 +97,7 @@ def maintain(
     time first. Raises ConfigError for a wrong call, KVTiersError if the root cannot be read.
     """
     aim = Aim(max_bytes, older_than_s)
-    aim.check()
+    aim.refuse_nonsense()
     with map_errors("maintain", root):
         chosen = _namespaces(root, namespace)
         work = _Pass(root, chosen, namespace is not None, dry_run, Report(), wall_clock)
@@ -181,7 +181,7 @@ class _Pass:
     def _remove_one(self, known: Candidate, quota: Quota, left: list[Left]) -> None:
         path = os.path.join(self.root, known.name)
         try:
-            info = look(path)
+            info = os.lstat(path)
             used = known.stamp and info.st_mtime != known.stamp
             if used or not take_away(path, known.stamp, self.wall_clock()):
                 self.report.in_use += 1

@@ -9,7 +9,7 @@ import heapq
 import os
 from collections.abc import Callable, Iterator
 
-from kvtiers.tiers.fs import leaving, stamps, tree
+from kvtiers.tiers.fs import stamps, tree
 from kvtiers.tiers.fs.tree import Candidate
 
 _SECTION = 16_384
@@ -89,7 +89,7 @@ class Victims:
     def _as_it_is(self, known: Candidate) -> Candidate | None:
         """``known`` with its time and size of now; None if it is gone."""
         try:
-            info = leaving.look(os.path.join(self._root, known.name))
+            info = os.lstat(os.path.join(self._root, known.name))
         except OSError:
             return None
         stamp = info.st_mtime if known.stamp else 0.0
