@@ -37,6 +37,8 @@ _MAX_REOPENS = 8
 """How often one write makes the folder again while somebody clears it."""
 _MAX_WAYS_MADE = 2
 """How often one write has others leave because the disk is full below the capacity."""
+_IN_VAIN_S = 60.0
+"""If that did not help, nobody leaves for it for so long: it is not ours that fill the disk."""
 
 
 class FilesStore:
@@ -72,6 +74,7 @@ class FilesStore:
         self._complaints = Complaints(self._root, context.clock)
         self._damaged = Damaged()
         self._said_damaged = False
+        self._in_vain_until: float | None = None
         self._closed = False
         bound = None
         if self._owns:
@@ -212,17 +215,23 @@ class FilesStore:
 
     def _write_new(self, item: Item, path: str) -> None:
         page = record.pack(item.key, self._id, item.view)
-        size = PAGE_BYTES + item.view.nbytes
-        for _ in range(_MAX_WAYS_MADE):
+        for way_made in range(_MAX_WAYS_MADE + 1):
             try:
                 self._write_file(item, page, path)
                 break
             except OSError as e:
-                if e.errno not in DISK_IS_FULL or not self._room.make_way(size):
+                if e.errno not in DISK_IS_FULL or not self._makes_way(item, way_made):
                     raise
-        else:
-            self._write_file(item, page, path)
         self._complaints.worked("write")
+
+    def _makes_way(self, item: Item, made: int) -> bool:
+        """Whether some of ours left, so that a full disk may have room. Not for ever in vain."""
+        now = self._context.clock()
+        if made == _MAX_WAYS_MADE:
+            self._in_vain_until = now + _IN_VAIN_S
+        if self._in_vain_until is not None and now < self._in_vain_until:
+            return False
+        return self._room.make_way(PAGE_BYTES + item.view.nbytes)
 
     def _write_file(self, item: Item, page: bytes, path: str) -> None:
         size = len(page) + item.view.nbytes

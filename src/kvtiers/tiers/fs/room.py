@@ -116,10 +116,9 @@ class Room:
 
     def trim(self) -> None:
         """Count what is there, and evict what is above the capacity. Raises OSError."""
-        with self._turn:
-            self._account.count()
-            with contextlib.suppress(KVTiersError):  # all that may leave has left
-                self._make_room(_Need(0))
+        self._account.count()
+        with self._turn, contextlib.suppress(KVTiersError):  # all that may leave has left
+            self._make_room(_Need(0))
 
     # -- making room ----------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """A disk that is full, read-only or broken: misses, one line, a metric, and recovery by itself."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvtiers.chunks import Lookup
-from kvtiers.errors import Kind
+from kvtiers.errors import ConfigError, Kind
 from kvtiers.events import ChunksRemoved, Reason
 from tests.unit.tiers.fs.fs_kit import Folder, capacity, read, write
 from tests.unit.tiers.fs.test_tier import bench
@@ -176,7 +177,7 @@ def failing(code: int, *calls: str) -> Callable[[pytest.MonkeyPatch], None]:
 def test_writes_that_fail_are_said_once_and_pass(
     folder: Folder, caplog: pytest.LogCaptureFixture, code: int, kind: Kind
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="kvtiers")
     store = folder.open(capacity_bytes=capacity(20))
     write(store, 1)
     store.contains([key(1)])
@@ -193,11 +194,42 @@ def test_writes_that_fail_are_said_once_and_pass(
     store.close()
 
 
+def test_chunks_do_not_leave_for_a_disk_that_stays_full_all_the_same(folder: Folder) -> None:
+    store = folder.open(capacity_bytes=capacity(40))
+    write(store, *range(30))
+    with pytest.MonkeyPatch.context() as patch:
+        failing(errno.EDQUOT, "pwritev")(patch)
+        assert write(store, *range(100, 110)) == [Kind.FULL] * 10
+        assert len(folder.removed) == 2
+        folder.clock.advance(61)
+        assert write(store, 100) == [Kind.FULL]
+        assert len(folder.removed) == 4, "once a minute it may have changed"
+    assert write(store, 100) == [None]
+    assert store.used_bytes == folder.disk_bytes()
+    store.close()
+
+
+def test_a_file_system_without_locks_keeps_no_bound(folder: Folder) -> None:
+    def no_locks(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(ConfigError) as caught:
+            folder.open()
+        assert str(caught.value).startswith('eviction is "own", but the file system that holds')
+        assert "has no locks" in str(caught.value)
+        store = folder.open(eviction="external")
+        assert write(store, 1) == [None]
+        assert read(store, 1) == [payload(1)]
+        store.close()
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
 def test_reads_that_fail_are_misses_said_once_and_pass(
     folder: Folder, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="kvtiers")
     store = folder.open()
     write(store, 1, 2)
     with pytest.MonkeyPatch.context() as patch:
