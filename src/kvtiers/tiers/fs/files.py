@@ -330,7 +330,7 @@ class FilesStore:
 
     def _used_at(self, name: str) -> float:
         """When a file of ours was used, if it does not say so itself yet."""
-        key = self._key(name)
+        key = self._key(name) if self._recency.pending else None
         return 0.0 if key is None else self._recency.used_at(key)
 
     def _evicted(self, evicted: Sequence[str]) -> None:

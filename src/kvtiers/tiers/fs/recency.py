@@ -34,6 +34,11 @@ class Recency:
         """These were used ``at`` that time. Never waits."""
         self._used.extend([(key, at) for key in keys])
 
+    @property
+    def pending(self) -> bool:
+        """Whether any use is not in its file's time yet."""
+        return bool(self._to_stamp)
+
     def used_at(self, key: Key) -> float:
         """When ``key`` was used, if its file does not say so yet; else 0."""
         return self._to_stamp.get(key, 0.0)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -88,20 +88,23 @@ def frozen_bytes(root: Path, processes: list[subprocess.Popen[str]]) -> int:
 
 
 def test_processes_under_one_quota_are_never_above_it(folder: Folder) -> None:
-    chunks = 24
-    with (
-        child(WRITER, folder.root, chunks, 0) as one,
-        child(WRITER, folder.root, chunks, 10_000) as two,
-        child(WRITER, folder.root, chunks, 20_000) as three,
-    ):
-        processes = [one, two, three]
-        most = 0
-        for _ in range(60):
+    """Some are killed, and others take their place."""
+    chunks, most = 24, 0
+    with ExitStack() as children:
+
+        def start(first: int) -> subprocess.Popen[str]:
+            return children.enter_context(child(WRITER, folder.root, chunks, first))
+
+        processes = [start(0), start(10_000), start(20_000)]
+        for turn in range(80):
             for process in processes:
                 progress(process)
             found = frozen_bytes(folder.root, processes)
             assert found <= capacity(chunks)
             most = max(most, found)
+            if turn % 20 == 19:
+                processes.pop(0).kill()
+                processes.append(start((turn + 20) * 10_000))
     assert most > 0.6 * capacity(chunks), "they do use it"
     store = folder.open(capacity_bytes=capacity(chunks))
     assert len(list(store.scan())) > chunks // 2
