@@ -9,7 +9,8 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.folders import FILE_MODE
@@ -17,15 +18,29 @@ from kvtiers.tiers.fs.quota import Quota, from_bytes
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_BYTES = 1 << 20
+_PATIENCE_S = 10.0
+_SHORTEST_S, _LONGEST_S = 0.0002, 0.01
+"""Between two tries. A turn takes 50 us, or some ms while files leave."""
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """How a file system says that it has no locks."""
 
 
 class QuotaFile:
-    """The account of ``root``. Any thread, any process. Methods raise OSError."""
+    """The account of ``root``. Any thread, any process. Methods raise OSError.
 
-    def __init__(self, root: str) -> None:
+    They wait for the lock, but not for ever: a process that is stopped or hangs in a dead mount
+    with the lock in its hands must not stop the others too.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.path = os.path.join(root, names.QUOTA)
+        self._clock = clock
+        self._sleep = sleep
         self._fd: int | None = None
         self._turn = threading.Lock()
         self._peeked: tuple[bytes, Quota] = (b"", Quota())
@@ -50,11 +65,24 @@ class QuotaFile:
                 self._fd = os.open(self.path, _FLAGS, FILE_MODE)
                 with contextlib.suppress(OSError):  # whatever the umask
                     os.fchmod(self._fd, FILE_MODE)
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            self._lock(self._fd)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
                     return self._fd
             self._close()  # somebody took it away: the next one is the account
+
+    def _lock(self, fd: int) -> None:
+        until, pause = self._clock() + _PATIENCE_S, _SHORTEST_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._clock() >= until:
+                    why = f"another process has held it for {_PATIENCE_S:g} s"
+                    raise TimeoutError(errno.ETIMEDOUT, why, self.path) from None
+            self._sleep(pause)
+            pause = min(2 * pause, _LONGEST_S)
 
     def peek(self) -> Quota:
         """The account as it was a moment ago, without waiting; to be read only."""

@@ -15,9 +15,9 @@ from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError, Kind
 from kvtiers.events import Reason
 from kvtiers.tiers.fs.names import QUOTA
-from kvtiers.tiers.fs.shared import read_quota
+from kvtiers.tiers.fs.shared import QuotaFile, read_quota
 from tests.unit.tiers.fs.fs_kit import STORED, Folder, capacity, read, write
-from tests.unit.tiers.tier_kit import NAMESPACE, key, payload
+from tests.unit.tiers.tier_kit import NAMESPACE, ManualClock, key, payload
 
 CHILD = """
 import itertools, sys, time
@@ -253,6 +253,24 @@ def test_engines_that_disagree_on_who_evicts_are_refused(
     assert len(read_quota(str(folder.root)).members) == 1
     store.close()
     folder.open(**bound[second]).close()
+
+
+def test_a_process_that_hangs_with_the_lock_does_not_hang_the_others(folder: Folder) -> None:
+    folder.open(capacity_bytes=capacity(2)).close()
+    held, clock, waits = QuotaFile(str(folder.root)), ManualClock(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        clock.advance(seconds)
+
+    waiting = QuotaFile(str(folder.root), clock, sleep)
+    with held.locked(), pytest.raises(TimeoutError, match="another process has held it for 10 s"):
+        waiting.locked().__enter__()
+    assert 10 <= sum(waits) < 10.1
+    with waiting.locked() as quota:
+        assert quota.stated == capacity(2)
+    held.close()
+    waiting.close()
 
 
 @pytest.mark.parametrize("how", ["removed", "damaged", "emptied"])
