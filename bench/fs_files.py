@@ -121,7 +121,7 @@ class Ours:
 
     def _tier(self, **lanes: int) -> Any:
         return build_tier(
-            {"type": "fs", "root_dir": self.root, **lanes},
+            {"type": "fs", "root_dir": self.root, "capacity_fraction": 0.9, **lanes},
             0,
             namespace=Namespace({"bench": "fs_files"}),
             layout=ChunkLayout((GroupLayout(0, self.memory.chunk_bytes, 16),)),

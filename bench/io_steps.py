@@ -83,7 +83,7 @@ class Bench:
             view = self._view(slot, size.chunk_bytes, True)
             view[:] = slot.to_bytes(4, "little") * (size.chunk_bytes // 4)
         self.tier: Any = build_tier(
-            {"type": "fs", "root_dir": root},
+            {"type": "fs", "root_dir": root, "capacity_fraction": 0.9},
             0,
             namespace=Namespace({"bench": "io_steps"}),
             layout=ChunkLayout((GroupLayout(0, size.chunk_bytes, TOKENS),)),

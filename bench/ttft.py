@@ -148,7 +148,7 @@ def _offloading(root: str) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "cpu_bytes_to_use": HOST_BYTES,
-            "secondary_tiers": [{"type": "fs", "root_dir": root}],
+            "secondary_tiers": [{"type": "fs", "root_dir": root, "capacity_fraction": 0.9}],
         },
     }
 

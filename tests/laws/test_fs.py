@@ -7,7 +7,7 @@ from kvtiers.tiers.fs.files import FilesStore
 
 class TestFs(StoreLaws):
     def make(self, place, context):
-        return FilesStore(context, str(place / "kv"))
+        return FilesStore(context, str(place / "kv"), capacity_bytes=64 << 20)
 
     def peek(self, store, name):
         path = Path(store._path(name))
@@ -21,8 +21,17 @@ class TestFs(StoreLaws):
 
 class TestBoundedFs(TestFs):
     def make(self, place, context):
-        return FilesStore(context, str(place / "kv"), capacity_bytes=250 * PAGE_BYTES)
+        return FilesStore(context, str(place / "kv"), capacity_bytes=254 * PAGE_BYTES)
+
+
+class TestExternalFs(TestFs):
+    def make(self, place, context):
+        return FilesStore(context, str(place / "kv"), eviction="external")
 
 
 class TestFsTier(StoreTierLaws):
     store_laws = TestFs
+
+
+class TestExternalFsTier(StoreTierLaws):
+    store_laws = TestExternalFs

@@ -17,13 +17,32 @@ from kvtiers.testing import Slots, must
 from kvtiers.testing.bench import Environment, StoreBench
 from kvtiers.testing.laws import Holdings
 from kvtiers.testing.values import NAMESPACE, chunk, keys
-from kvtiers.tiers.fs import direct, files, folders, names, room, scratch
+from kvtiers.tiers.fs import (
+    account,
+    capacity,
+    damaged,
+    direct,
+    files,
+    folders,
+    leaving,
+    names,
+    place,
+    quarantine,
+    room,
+    scratch,
+    shared,
+    stamps,
+    tree,
+    victims,
+)
 from kvtiers.tiers.fs.files import FilesStore
 
 CALLS = (
     "open",
     "pwritev",
+    "pwrite",
     "preadv",
+    "pread",
     "replace",
     "unlink",
     "stat",
@@ -35,6 +54,26 @@ CALLS = (
     "fsync",
     "scandir",
     "listdir",
+    "statvfs",
+    "access",
+)
+MODULES = (
+    account,
+    capacity,
+    damaged,
+    direct,
+    files,
+    folders,
+    leaving,
+    names,
+    place,
+    quarantine,
+    room,
+    scratch,
+    shared,
+    stamps,
+    tree,
+    victims,
 )
 NAMES = keys("a", "b", "c", group=1)
 
@@ -113,7 +152,7 @@ def must_serve(root, written, **options):
     store.close()
     store.check()
     left = {p.name for p in root.rglob("*") if p.is_file() and p.parent.parent.name != names.TEMP}
-    assert left == {names.MANIFEST, *(f"{k[:-4].hex()}-g1.kvc" for k in NAMES)}
+    assert left == {names.MANIFEST, names.QUOTA, *(f"{k[:-4].hex()}-g1.kvc" for k in NAMES)}
 
 
 @contextmanager
@@ -121,7 +160,7 @@ def failing(call, nth, code, sticky=False):
     """Within, the file system fails as told."""
     faulty = FaultyOs(call, nth, code, sticky)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (direct, files, folders, names, room, scratch):
+        for module in MODULES:
             if hasattr(module, "os"):
                 patch.setattr(module, "os", faulty)
         yield faulty
@@ -136,7 +175,8 @@ def cases():
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize(("call", "sticky", "bounded"), list(cases()))
 def test_whatever_call_fails_the_promises_hold(call, sticky, bounded, code, tmp_path):
-    options = {"fsync": call == "fsync", "capacity_bytes": 1 << 20 if bounded else None}
+    bound = {"capacity_bytes": 1 << 20} if bounded else {"eviction": "external"}
+    options = {"fsync": call == "fsync", **bound}
     for nth in itertools.count(1):
         assert nth < 200, f"{call} is called without end"
         root = tmp_path / str(nth)
@@ -154,7 +194,7 @@ def test_a_store_that_cannot_be_opened_keeps_nothing_open(call, tmp_path):
         context = Environment(NAMESPACE).context()
         try:
             with failing(call, nth, errno.EIO) as faulty:
-                FilesStore(context, str(tmp_path / str(nth))).close()
+                FilesStore(context, str(tmp_path / str(nth)), capacity_bytes=1 << 20).close()
         except ConfigError as e:
             must(faulty.struck, f"refused without a fault: {e}")
             holdings.must_be_back(1.0)

@@ -26,7 +26,9 @@ def wired(tmp_path):
         opened.append(region)
         config = {
             "cpu_bytes_to_use": 16 * CHUNK,
-            "secondary_tiers": [{"type": "fs", "root_dir": str(tier.root)}],
+            "secondary_tiers": [
+                {"type": "fs", "root_dir": str(tier.root), "capacity_bytes": 1 << 30}
+            ],
             "warm_manifest": str(manifest),
         }
         made = wire(parse_config(config), region, LAYOUT, NAMESPACE)

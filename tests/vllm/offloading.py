@@ -20,7 +20,7 @@ def offload(cpu_bytes: float = 64e6, **extra: Any) -> dict[str, Any]:
 
 def disk(root: Path, **options: Any) -> dict[str, Any]:
     """An entry of ``secondary_tiers``."""
-    return {"type": "fs", "root_dir": str(root), **options}
+    return {"type": "fs", "root_dir": str(root), "capacity_bytes": 10 << 30, **options}
 
 
 def scheduler_of(engine: Any) -> Any:

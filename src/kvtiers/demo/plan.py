@@ -111,7 +111,9 @@ def connector(host_bytes: int, disk_root: Path | None = None) -> dict[str, Any]:
     """``--kv-transfer-config`` for a host tier, and a disk tier where a folder is given."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
     if disk_root is not None:
-        extra["secondary_tiers"] = [{"type": "fs", "root_dir": str(disk_root)}]
+        extra["secondary_tiers"] = [
+            {"type": "fs", "root_dir": str(disk_root), "capacity_fraction": 0.5}
+        ]
     return {
         "kv_connector": "KVTiersConnector",
         "kv_connector_module_path": _MODULE,

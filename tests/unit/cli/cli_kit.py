@@ -62,6 +62,8 @@ class Tier:
         context = StoreContext(
             "fs", "1:fs", namespace, layout, clock, wall, lambda keys, reason: None
         )
+        if "eviction" not in options:
+            options.setdefault("capacity_bytes", 1 << 30)
         return FilesStore(context, str(self.root), **options)
 
     def fill(

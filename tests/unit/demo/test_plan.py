@@ -72,7 +72,9 @@ def test_host_pass_is_the_json_of_the_readme():
 
 def test_disk_pass_has_a_host_tier_too_small_for_the_history():
     extra = server_plan(Mode.DISK, SMOL, DISK).offload["kv_connector_extra_config"]
-    assert extra["secondary_tiers"] == [{"type": "fs", "root_dir": str(DISK)}]
+    assert extra["secondary_tiers"] == [
+        {"type": "fs", "root_dir": str(DISK), "capacity_fraction": 0.5}
+    ]
     assert ONE < extra["cpu_bytes_to_use"] // SMOL.chunk_bytes == SMALL_HOST_CHUNKS < BOTH
 
 

@@ -33,5 +33,7 @@ def test_configurations_differ_in_their_tiers_only():
     host, disk = (
         dict(plans[m].offload["kv_connector_extra_config"]) for m in (Mode.HOST, Mode.DISK)
     )
-    assert disk.pop("secondary_tiers") == [{"type": "fs", "root_dir": "d"}]
+    assert disk.pop("secondary_tiers") == [
+        {"type": "fs", "root_dir": "d", "capacity_fraction": 0.5}
+    ]
     assert host == disk

@@ -89,7 +89,14 @@ def complaint(options: dict[str, Any]) -> str:
 
 def test_fs(tmp_path: Path) -> None:
     tier = build(
-        {"type": "fs", "root_dir": str(tmp_path), "locality": "REMOTE", "n_read_threads": 1}, 2
+        {
+            "type": "fs",
+            "root_dir": str(tmp_path),
+            "eviction": "external",
+            "locality": "REMOTE",
+            "n_read_threads": 1,
+        },
+        2,
     )
     assert isinstance(tier, StoreTier)
     assert (tier.name, tier.label) == ("fs", "3:fs")
@@ -181,6 +188,7 @@ def check(*tiers: dict[str, Any]) -> None:
         ({"type": "memry"}, "[0].type is 'memry', which is no built-in tier: did you mean memory?"),
         ({"type": "fs"}, "[0].root_dir is missing"),
         ({"type": "fs", "root_dir": "/x", "fsink": True}, "[0].fsink is not a known option"),
+        ({"type": "fs", "root_dir": "/x"}, "[0].capacity_bytes is missing: give a number"),
         ({"type": "memory", "capacity_bytes": 1, "n_read_threads": 0}, "[0].n_read_threads is 0"),
     ],
 )
@@ -199,9 +207,9 @@ def test_checking_names_the_tier_that_is_wrong() -> None:
 
 
 def test_two_tiers_in_one_folder_are_refused(tmp_path: Path) -> None:
-    first = {"type": "fs", "root_dir": str(tmp_path)}
+    first = {"type": "fs", "root_dir": str(tmp_path), "eviction": "external"}
     with pytest.raises(ConfigError, match=r"^secondary_tiers\[1\]\.root_dir is .* of another fs"):
-        check(first, {"type": "fs", "root_dir": f"{tmp_path}/x/.."})
+        check(first, {**first, "root_dir": f"{tmp_path}/x/.."})
 
 
 def test_checking_builds_and_says_nothing(
@@ -210,7 +218,7 @@ def test_checking_builds_and_says_nothing(
     folder = tmp_path / "kv"
     threads = threading.active_count()
     check(
-        {"type": "fs", "root_dir": str(folder), "backpressure": {}},
+        {"type": "fs", "root_dir": str(folder), "capacity_bytes": 1 << 30, "backpressure": {}},
         {"type": "Fails", "module_path": plugin},
     )
     assert not folder.exists()

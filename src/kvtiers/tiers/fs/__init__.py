@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvtiers.tiers.base import ChunkStore, StoreContext
+from kvtiers.tiers.fs.capacity import check_stated
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.options import RunnerOptions, require
@@ -16,8 +17,14 @@ class FsOptions(RunnerOptions):
 
     root_dir: str
     """Folder of all namespaces; made if absent. May be shared by engines and hosts."""
+    eviction: Literal["own", "external"] = "own"
+    """Who sees to the bound: the engines that share the folder, together; or something else, and
+    then no engine ever deletes a chunk. All that share it must say the same."""
     capacity_bytes: int | None = None
-    """Bound of all kvtiers files under ``root_dir``, if this engine is their only writer."""
+    """Bound of all kvtiers files under ``root_dir``, whoever writes them. Required with ``own``,
+    unless ``capacity_fraction`` is given. The smallest that a living engine states rules."""
+    capacity_fraction: float | None = None
+    """The same as a share of the file system that holds ``root_dir``, above 0 and up to 0.95."""
     layout: Literal["files", "log"] = "files"
     """``files``: one file per chunk, for folders that are shared. ``log``: segments with many
     chunks each, for a local disk and one engine: many times as fast with small chunks."""
@@ -40,6 +47,12 @@ class FsOptions(RunnerOptions):
         require(
             _is_path(self.root_dir), "root_dir", f"is {self.root_dir!a}: no path has such a name"
         )
+        require(
+            self.layout == "files" or self.eviction == "own",
+            "eviction",
+            'is "external", but a log has one owner, who evicts: leave it out, or use layout files',
+        )
+        check_stated(self.eviction, self.capacity_bytes, self.capacity_fraction)
 
 
 def _is_path(name: str) -> bool:
@@ -53,18 +66,20 @@ def _is_path(name: str) -> bool:
 def build(context: StoreContext, options: FsOptions) -> ChunkStore:
     """The store of a configured ``fs`` tier. Raises ConfigError naming the option."""
     if options.layout == "log":
-        require(options.capacity_bytes is not None, "capacity_bytes", "is missing: a log needs it")
         return LogStore(
             context,
             options.root_dir,
-            capacity_bytes=options.capacity_bytes or 0,
+            capacity_bytes=options.capacity_bytes,
+            capacity_fraction=options.capacity_fraction,
             direct_io=options.direct_io,
             fsync=options.fsync,
         )
     return FilesStore(
         context,
         options.root_dir,
+        eviction=options.eviction,
         capacity_bytes=options.capacity_bytes,
+        capacity_fraction=options.capacity_fraction,
         direct_io=options.direct_io,
         fsync=options.fsync,
     )

@@ -116,8 +116,8 @@ class DirectFiles:
         if not self._mode_as_asked:
             os.fchmod(fd, FILE_MODE)
 
-    def read(self, path: str, payload: memoryview) -> int:
-        """Fill the thread's header page and ``payload`` from ``path``.
+    def read(self, path: str, payload: memoryview, stamp_ns: int | None = None) -> int:
+        """Fill the thread's header page and ``payload`` from ``path``, which gets that time.
 
         Returns the size of the file, -1 if it is no regular file. If that is not the size of
         both, they may hold anything. Raises OSError.
@@ -125,11 +125,11 @@ class DirectFiles:
         flags = os.O_DIRECT if self.direct else 0
         try:
             try:
-                return self._read(path, payload, flags)
+                return self._read(path, payload, flags, stamp_ns)
             except OSError as e:
                 if not _refused(e, flags):
                     raise
-            size = self._read(path, payload, 0)
+            size = self._read(path, payload, 0, stamp_ns)
         except OSError as e:
             if e.errno in _IRREGULAR:
                 return -1
@@ -137,11 +137,14 @@ class DirectFiles:
         self._blame(payload)
         return size
 
-    def _read(self, path: str, payload: memoryview, flags: int) -> int:
+    def _read(self, path: str, payload: memoryview, flags: int, stamp_ns: int | None) -> int:
         header, beyond = self._pages()
         expected = PAGE_BYTES + payload.nbytes
         fd = os.open(path, _READ | flags)
         try:
+            if stamp_ns is not None:
+                with contextlib.suppress(OSError):  # read-only, or another user's
+                    os.utime(fd, ns=(stamp_ns, stamp_ns))
             got = os.preadv(fd, [header, payload, beyond], 0)
             if got == expected:  # so it ends there: no need to ask for its size
                 return got

@@ -6,97 +6,91 @@ equal bytes, so that writers of a shared mount need no coordination. See ``names
 """
 
 import contextlib
+import errno
 import logging
-import mmap
 import os
-import stat
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError, map_errors
 from kvtiers.events import Reason
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
-from kvtiers.tiers.fs import folders, names
+from kvtiers.tiers.fs import capacity, folders, names, stamps
+from kvtiers.tiers.fs.account import Account
+from kvtiers.tiers.fs.complaints import Complaints
+from kvtiers.tiers.fs.damaged import Damaged
 from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
+from kvtiers.tiers.fs.workplace import DISK_IS_FULL, Workplace
+from kvtiers.tiers.fs.quarantine import put_aside
 from kvtiers.tiers.fs.recency import Recency
-from kvtiers.tiers.fs.room import Room
-from kvtiers.tiers.fs.scratch import Scratch, sweep
-from kvtiers.tiers.options import bad_option, require
+from kvtiers.tiers.fs.room import Room, Unbounded
+from kvtiers.tiers.fs.victims import Victims
+from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
 
-_MAX_QUARANTINED = 4
-"""Damaged files kept per namespace for whoever wants to know what happened."""
+Eviction = Literal["own", "external"]
+
 _MAX_REOPENS = 8
 """How often one write makes the folder again while somebody clears it."""
+_MAX_WAYS_MADE = 2
+"""How often one write has others leave because the disk is full below the capacity."""
+_IN_VAIN_S = 60.0
+"""If that did not help, nobody leaves for it for so long: it is not ours that fill the disk."""
 
 
 class FilesStore:
     """Chunks as files under ``<root_dir>/<namespace id>/``.
 
-    Raises ConfigError, naming the option, if the folder cannot be used. ``fsync`` False: a power
-    cut may lose the chunks of the last seconds or leave damaged ones, which reads find out.
+    Raises ConfigError, naming the option, if the folder cannot be used. ``eviction`` "external":
+    others see to the bound, and no chunk is ever deleted here. ``fsync`` False: a power cut may
+    lose the chunks of the last seconds or leave damaged ones, which reads find out.
     """
-
-    capabilities = Capabilities(persistent=True, shared=True)
 
     def __init__(
         self,
         context: StoreContext,
         root_dir: str,
         *,
+        eviction: Eviction = "own",
         capacity_bytes: int | None = None,
+        capacity_fraction: float | None = None,
         direct_io: DirectIO = "auto",
         fsync: bool = False,
     ) -> None:
+        capacity.check_stated(eviction, capacity_bytes, capacity_fraction)
+        capacity.check_bytes(context, capacity_bytes)
+        self._owns = eviction == "own"
+        self.capabilities = Capabilities(persistent=True, shared=True, delete=self._owns)
         self._context = context
         self._id = context.namespace.id
-        _check_capacity(context, capacity_bytes)
         self._root = folders.open_root(root_dir)
         self._folder = os.path.join(self._root, self._id)
         self._fsync = fsync
         self._io = DirectFiles(direct_io, fsync)
-        self._room = Room(self._root, capacity_bytes, self._evicted, context.clock)
-        self._recency = Recency(self._path, self._touch_room, context.clock)
-        self._opening = threading.Lock()
-        self._closed = False
+        self._recency = Recency(self._path, context.clock)
+        self._complaints = Complaints(self._root, context.clock)
+        self._damaged = Damaged()
         self._said_damaged = False
-        try:
-            self._scratch = self._open()
-        except OSError as e:
-            raise folders.unusable(self._root, e) from e
-        try:
-            sweep(self._root)
-            self._probe()
-        except OSError as e:
-            self._scratch.close()
-            raise folders.unusable(self._root, e) from e
+        self._in_vain_until: float | None = None
+        self._closed = False
+        bound = None
+        if self._owns:
+            bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
+        self._account = Account(self._root, bound, context.clock)
+        self._room = self._bounded_room() if self._owns else Unbounded()
+        self._place = Workplace(context.namespace, self._root, self._account, self._room)
+        self._place.open(self._io)
         if direct_io == "on" and not self._io.direct:
             self.close()
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
 
-    def _open(self) -> Scratch:
-        folders.make_folder(self._folder, durable=True)
-        scratch = Scratch(self._folder)
-        try:
-            folders.open_manifest(self._folder, self._context.namespace, scratch.path)
-        except BaseException:
-            scratch.close()
-            raise
-        return scratch
-
-    def _probe(self) -> None:
-        """Write and read one real page, which also tells whether O_DIRECT works here."""
-        path = self._scratch.path()
-        page = memoryview(mmap.mmap(-1, PAGE_BYTES))
-        try:
-            self._io.write(path, page)
-            self._io.read(path, page)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+    def _bounded_room(self) -> Room:
+        clock, wall_clock = self._context.clock, self._context.wall_clock
+        victims = Victims(self._root, self._used_at, clock, wall_clock)
+        return Room(self._root, self._account, victims, self._evicted, clock, wall_clock)
 
     @property
     def direct(self) -> bool:
@@ -106,9 +100,13 @@ class FilesStore:
     # -- the contract ---------------------------------------------------------------------------
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
-        """Whether each chunk's file is there. Raises KVTiersError if the folder cannot be used."""
+        """Whether each chunk's file is there. Raises KVTiersError if the folder cannot be used.
+
+        Where evictions are near, what is found is marked as in use, for every engine to see.
+        """
         self._refuse_if_closed("contains")
-        there = [_exists(self._path(key)) for key in keys]
+        until = self._mark()
+        there = [self._is_there(key, self._path(key), until) for key in keys]
         if not all(there):  # of a mount that is dead nothing is known
             with map_errors("contains", self._folder), contextlib.suppress(FileNotFoundError):
                 os.stat(self._folder)
@@ -123,17 +121,22 @@ class FilesStore:
     def read(self, items: Sequence[Item]) -> list[KVTiersError | None]:
         """Read and verify each item; what fails verification is put aside."""
         self._refuse_if_closed("read")
-        results = [self._caught("read", self._read, item) for item in items]
-        self.touch([i.key for i, error in zip(items, results, strict=True) if error is None])
-        return results
+        return [self._caught("read", self._read, item) for item in items]
 
     def delete(self, keys: Sequence[Key]) -> None:
         """Unlink these chunks' files. Raises KVTiersError if that is not allowed."""
         self._refuse_if_closed("delete")
-        for key in keys:
-            with map_errors("delete", self._path(key)), contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(key))
-            self._room.gone(self._name(key))
+        if not self._owns:
+            raise KVTiersError(
+                f'{self._root}: eviction is "external", so kvtiers deletes no chunk',
+                kind=Kind.UNSUPPORTED,
+                operation="delete",
+            )
+        for path in map(self._path, keys):
+            with map_errors("delete", path), contextlib.suppress(FileNotFoundError):
+                size = os.lstat(path).st_size
+                os.unlink(path)
+                self._room.freed(size)
 
     def scan(self) -> Iterator[Entry]:
         """Every chunk file of the namespace."""
@@ -144,10 +147,12 @@ class FilesStore:
 
     def _scan(self) -> Iterator[Entry]:
         with map_errors("scan", self._folder):
+            now = self._context.wall_clock()
             for key, entry in names.chunk_files(self._folder):
                 with contextlib.suppress(FileNotFoundError):
                     info = entry.stat(follow_symlinks=False)
-                    yield Entry(key, max(0, info.st_size - PAGE_BYTES), info.st_mtime)
+                    used_at = stamps.used_at(info.st_mtime, now)
+                    yield Entry(key, max(0, info.st_size - PAGE_BYTES), used_at)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Note the use; the next write passes it on to the disk."""
@@ -156,12 +161,12 @@ class FilesStore:
             self._recency.note(keys, self._context.wall_clock())
 
     def close(self) -> None:
-        """Write down what was used when; remove the temporary files."""
+        """Write down what was used when; remove the temporary files; leave the quota."""
         if self._closed:
             return
         self._closed = True
         self._recency.finish()
-        self._scratch.close()
+        self._place.close()
 
     # -- one file -------------------------------------------------------------------------------
 
@@ -171,85 +176,129 @@ class FilesStore:
         try:
             act(item)
         except KVTiersError as e:
-            return e
+            error = e
         except OSError as e:
             try:
                 with map_errors(operation, self._path(item.key)):
                     raise e
             except KVTiersError as mapped:
-                return mapped
-        return None
+                error = mapped
+        else:
+            return None
+        self._complaints.failed(operation, error)
+        return error
+
+    def _mark(self) -> int | None:
+        """The time for files that are used now; None if nobody needs to know at once."""
+        now = self._context.wall_clock()
+        return stamps.until_ns(now) if self._account.evictions_are_near(now) else None
+
+    def _is_there(self, key: Key, path: str, until: int | None) -> bool:
+        if self._damaged and self._damaged.holds(key, path):
+            return False
+        marked = None if until is None else stamps.promise(path, until)
+        return os.access(path, os.F_OK) if marked is None else marked
 
     def _write(self, item: Item) -> None:
-        name = self._name(item.key)
-        path = f"{self._root}/{name}"
-        with self._room.using(name):
-            if self._room.may_hold(name) and _exists(path):
+        path = self._path(item.key)
+        if self._is_there(item.key, path, None):
+            self.touch([item.key])
+            return
+        for _ in range(_MAX_REOPENS):
+            try:
+                self._write_new(item, path)
                 return
-            for _ in range(_MAX_REOPENS):
-                try:
-                    self._write_new(item, name, path)
-                    return
-                except FileNotFoundError:  # somebody clears the folder under us
-                    with contextlib.suppress(FileNotFoundError):
-                        self._open_again()
-            self._write_new(item, name, path)
+            except FileNotFoundError:  # somebody clears the folder under us
+                with contextlib.suppress(FileNotFoundError):
+                    self._place.open_again()
+        self._write_new(item, path)
 
-    def _open_again(self) -> None:
-        with self._opening:
-            if self._closed or (os.path.isdir(self._scratch.folder) and self._has_manifest()):
-                return
-            old, self._scratch = self._scratch, self._open()
-            old.close()
+    def _write_new(self, item: Item, path: str) -> None:
+        page = record.pack(item.key, self._id, item.view)
+        for way_made in range(_MAX_WAYS_MADE + 1):
+            try:
+                self._write_file(item, page, path)
+                break
+            except OSError as e:
+                if e.errno not in DISK_IS_FULL or not self._makes_way(item, way_made):
+                    raise
+        self._complaints.worked("write")
 
-    def _has_manifest(self) -> bool:
-        return _exists(os.path.join(self._folder, names.MANIFEST))
+    def _makes_way(self, item: Item, made: int) -> bool:
+        """Whether some of ours left, so that a full disk may have room. Not for ever in vain."""
+        now = self._context.clock()
+        if made == _MAX_WAYS_MADE:
+            self._in_vain_until = now + _IN_VAIN_S
+        if self._in_vain_until is not None and now < self._in_vain_until:
+            return False
+        return self._room.make_way(PAGE_BYTES + item.view.nbytes)
 
-    def _write_new(self, item: Item, name: str, path: str) -> None:
-        self._io.header()[:] = record.pack(item.key, self._id, item.view)
-        temp = self._scratch.path()
-        self._room.reserve(temp, PAGE_BYTES + item.view.nbytes)
+    def _write_file(self, item: Item, page: bytes, path: str) -> None:
+        size = len(page) + item.view.nbytes
+        self._room.reserve(size)
+        temp = ""
         try:
+            temp = self._place.temp()
+            self._io.header()[:] = page
             self._io.write(temp, item.view)
-            self._move(temp, path)
-            self._room.fill(temp, name)
+            moved = self._move(temp, path, self._damaged.holds(item.key, path))
         except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temp)
+            self._drop(temp, size)
             raise
-        finally:
-            self._room.release(temp)
+        if moved:
+            self._room.fill(size)
+        else:
+            self._drop(temp, size)
 
-    def _move(self, temp: str, path: str) -> None:
+    def _drop(self, temp: str, size: int) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(temp)
+        self._room.release(size)
+
+    def _move(self, temp: str, path: str, replace: bool) -> bool:
+        """Whether ``path`` is ``temp`` now; not if somebody wrote it meanwhile."""
+        if not replace and os.access(path, os.F_OK):
+            return False
         try:
             os.replace(temp, path)
         except FileNotFoundError:
-            if not self._has_manifest():  # no chunk without it
+            if not self._place.has_manifest():  # no chunk without it
                 raise
             folders.make_folder(os.path.dirname(path), durable=self._fsync)
             os.replace(temp, path)
         if self._fsync:
             folders.sync_folder(os.path.dirname(path))
+        return True
 
     def _read(self, item: Item) -> None:
-        name = self._name(item.key)
-        path = f"{self._root}/{name}"
-        with self._room.using(name):
-            try:
-                size = self._io.read(path, item.view)
-            except FileNotFoundError:
-                self._room.gone(name)
-                self._context.on_removed([item.key], Reason.VANISHED)
-                raise
-            problem = self._problem(item, size)
-            if problem is None:
-                return
-            if self._quarantine(name, path):
-                self._say_damaged(path, problem)
-                self._context.on_removed([item.key], Reason.CORRUPT)
+        path = self._path(item.key)
+        until = stamps.until_ns(self._context.wall_clock())
+        try:
+            if self._damaged and self._damaged.holds(item.key, path):
+                raise FileNotFoundError(errno.ENOENT, "it is known to be damaged", path)
+            size = self._read_file(path, item.view, until)
+        except FileNotFoundError:
+            self._context.on_removed([item.key], Reason.VANISHED)
+            raise
+        problem = self._problem(item, size)
+        if problem is None:
+            self._complaints.worked("read")
+            return
+        if self._took_out(item.key, path):
+            self._say_damaged(path, problem)
+            self._context.on_removed([item.key], Reason.CORRUPT)
         raise KVTiersError(
             f"{path}: {problem}", kind=Kind.CORRUPT, operation="read", context={"path": path}
         )
+
+    def _read_file(self, path: str, view: memoryview, until: int) -> int:
+        try:
+            return self._io.read(path, view, until)
+        except FileNotFoundError:  # or it was about to leave, and gets its name back
+            for name in (names.leaving(path), path):
+                with contextlib.suppress(FileNotFoundError):
+                    return self._io.read(str(name), view, until)
+            raise
 
     def _problem(self, item: Item, size: int) -> str | None:
         expected = PAGE_BYTES + item.view.nbytes
@@ -258,61 +307,42 @@ class FilesStore:
         error = record.verify(self._io.header(), item.key, self._id, item.view)
         return None if error is None else str(error)
 
+    def _took_out(self, key: Key, path: str) -> bool:
+        """Take a damaged file out of the way; False if somebody else did, who then reports it."""
+        if self._owns:
+            try:
+                self._room.freed(put_aside(self._folder, path))
+                return True
+            except FileNotFoundError:
+                return False
+            except OSError:  # it stays where it is
+                pass
+        self._damaged.add(key, path)
+        return True
+
     def _say_damaged(self, path: str, problem: str) -> None:
         """Once: a disk that goes bad has many of them, and the metrics count each."""
         if not self._said_damaged:
             self._said_damaged = True
             _log.warning("%s was damaged and is a miss, said once: %s", path, problem)
 
-    def _quarantine(self, name: str, path: str) -> bool:
-        """Put a file aside; False if somebody else did, who then reports it."""
-        folder = os.path.join(self._folder, names.QUARANTINE)
-        aside = os.path.join(folder, os.path.basename(path))
-        try:
-            folders.make_folder(folder)
-            os.replace(path, aside)
-        except FileNotFoundError:
-            return False
-        except OSError as e:
-            _log.warning("cannot put the damaged %s aside: %s", path, e.strerror)
-            return True
-        self._room.gone(name)
-        with contextlib.suppress(OSError):
-            info = os.lstat(aside)
-            if stat.S_ISDIR(info.st_mode):
-                with contextlib.suppress(OSError):
-                    os.rmdir(aside)  # somebody's making: it stays if there is anything in it
-            else:
-                self._room.put_last(os.path.relpath(aside, self._root), info.st_size)
-            self._trim_quarantine(folder)
-        return True
-
-    def _trim_quarantine(self, folder: str) -> None:
-        with os.scandir(folder) as entries:
-            kept = sorted(
-                (e.stat(follow_symlinks=False).st_mtime, e.path)
-                for e in entries
-                if not e.is_dir(follow_symlinks=False) and names.chunk_key(e.name) is not None
-            )
-        for _, old in kept[:-_MAX_QUARANTINED]:
-            with contextlib.suppress(OSError):
-                os.unlink(old)
-                self._room.gone(os.path.relpath(old, self._root))
-
     # -- recency --------------------------------------------------------------------------------
 
-    def _touch_room(self, keys: Iterable[Key]) -> None:
-        self._room.touch(self._name(key) for key in keys)
+    def _used_at(self, name: str) -> float:
+        """When a file of ours was used, if it does not say so itself yet."""
+        key = self._key(name) if self._recency.pending else None
+        return 0.0 if key is None else self._recency.used_at(key)
 
     def _evicted(self, evicted: Sequence[str]) -> None:
-        ours = [n for n in evicted if n.startswith(self._id) and names.QUARANTINE not in n]
-        keys = [names.chunk_key(os.path.basename(name)) for name in ours]
+        keys = [self._key(name) for name in evicted if names.QUARANTINE not in name]
         self._context.on_removed([key for key in keys if key is not None], Reason.EVICTED)
 
     # -- small things ---------------------------------------------------------------------------
 
-    def _name(self, key: Key) -> str:
-        return f"{self._id}/{names.chunk_path(key)}"
+    def _key(self, name: str) -> Key | None:
+        """The key of a chunk of this namespace by its file's name below the root."""
+        namespace, _, rest = name.partition("/")
+        return names.chunk_key(os.path.basename(rest)) if namespace == self._id else None
 
     def _path(self, key: Key) -> str:
         return f"{self._folder}/{names.chunk_path(key)}"
@@ -327,32 +357,19 @@ class FilesStore:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all kvtiers files under the root, if there is a capacity; else 0."""
+        """Bytes of all kvtiers files under the root, if they are counted; else 0."""
         return self._room.used_bytes
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
         self._room.check()
         self._recency.check()
-        self._scratch.check()
+        self._place.check()
+        self._damaged.check()
+        self._complaints.check()
 
     def __repr__(self) -> str:
         return f"<FilesStore {self._folder}: {self._room}, {self._io}>"
-
-
-def _exists(path: str) -> bool:
-    return os.access(path, os.F_OK)
-
-
-def _check_capacity(context: StoreContext, capacity_bytes: int | None) -> None:
-    if capacity_bytes is None:
-        return
-    least = context.layout.slot_bytes + PAGE_BYTES + len(context.namespace.manifest().encode())
-    require(
-        capacity_bytes >= least,
-        "capacity_bytes",
-        f"is {capacity_bytes}, less than one chunk with header and manifest: give at least {least}",
-    )
 
 
 def misfit(size: int, expected: int) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 from urllib.parse import quote
 
 from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
-from kvtiers.errors import Kind, KVTiersError, map_errors
+from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
 from kvtiers.tiers import fs, record
 from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
 from kvtiers.tiers.fs import manifests, names
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.files import misfit
+from kvtiers.tiers.fs.shared import read_quota
 from kvtiers.tiers.options import parse
 from kvtiers.tiers.places import MAX_CHUNK_BYTES, Complain, Found, Part, Payload, Usage
 
@@ -142,12 +143,27 @@ class FilesPlace:
         layout: ChunkLayout,
         wall_clock: Callable[[], float] = time.time,
     ) -> ChunkStore:
-        """Engines share this layout, so it never refuses because of one."""
+        """Engines share this layout, so it never refuses because of one.
+
+        Without a capacity in the URL the one that rules at this place rules for it, too.
+        """
         context = StoreContext(
             "fs", "tool:fs", namespace, layout, time.monotonic, wall_clock, _unheard
         )
         options = {key: value for key, value in self.options.items() if key != "type"}
-        return fs.build(context, parse(fs.FsOptions, options))
+        return fs.build(context, parse(fs.FsOptions, {**options, **self._bound()}))
+
+    def _bound(self) -> Mapping[str, Any]:
+        """What has to be said of the bound to write here. Raises ConfigError."""
+        if self.options["capacity_bytes"] is not None:
+            return {}
+        quota = read_quota(self.root)
+        stated = quota.capacity or quota.stated
+        if stated is not None:
+            return {"capacity_bytes": stated}
+        if os.path.lexists(os.path.join(self.root, names.QUOTA)):
+            return {"eviction": "external"}
+        raise ConfigError(f"{self.url} is new: add &capacity= to say how large it may become")
 
     def __repr__(self) -> str:
         return f"<FilesPlace {self.root}>"

@@ -12,7 +12,10 @@ TEMP = "tmp"
 QUARANTINE = "quarantine"
 LOG = "log"
 """Beside the namespaces: the segments of layout ``log``."""
+QUOTA = ".kvtiers-quota"
+"""The account of what lies under the root."""
 
+_LEAVING = "leaving-"
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
 _CHUNK = re.compile(r"((?:[0-9a-f]{2})*)-g([0-9]{1,10})\.kvc")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
@@ -30,6 +33,21 @@ def chunk_key(file_name: str) -> Key | None:
     if match is None or int(match[2]) >= 1 << 32:
         return None
     return make_key(bytes.fromhex(match[1]), int(match[2]))
+
+
+def leaving(path: str) -> str | None:
+    """What the file of a chunk is called while it leaves; None if it is not named as a chunk."""
+    folder, name = os.path.split(path)
+    if chunk_key(name) is None or os.path.basename(folder) == QUARANTINE:
+        return None
+    return os.path.join(folder, _LEAVING + name)
+
+
+def is_leaving(file_name: str) -> bool:
+    """Whether somebody died while he deleted this file, or is about to."""
+    return (
+        file_name.startswith(_LEAVING) and chunk_key(file_name.removeprefix(_LEAVING)) is not None
+    )
 
 
 def is_namespace(name: str) -> bool:

@@ -1,106 +1,185 @@
-"""Who leaves when the folder is full: bytes by file, least recently used first. Pure.
+"""How the bytes under a root are shared out among those that write there. Pure.
 
-Names are paths relative to the root. Not synchronised: its owner holds a lock.
+``claimed`` bounds from above what lies under the root together with what its writers may add
+without asking again. A writer is granted a portion, spends it on files, and asks for more; what
+it deletes it gives back. So the sum of all files is never above ``claimed``, and ``claimed`` is
+never raised above the capacity.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from xxhash import xxh3_64_hexdigest
+
+from kvtiers.chunks import PAGE_BYTES
+
+STATE_BYTES = PAGE_BYTES
+"""What the quota file takes; it grows by this much when it has to."""
+RESERVED_BYTES = 3 * PAGE_BYTES
+"""Never granted: for the two pages an opening store tries the disk with, and for such growth."""
+MAX_PORTION = 64 << 20
+_PORTIONS = 64
+"""A capacity is granted in at least so many portions, divided by the number of writers."""
+_MEMBER = re.compile(r"[0-9a-f]{32}/tmp/[0-9]{1,10}-[a-z0-9_]+")
 
 
-class Ledger:
-    """What lies under the root, and what is spoken for.
+@dataclass(slots=True)
+class Member:
+    """An engine under the root, named by its scratch folder, whose lock says that it lives."""
 
-    ``used`` counts every byte that is on disk or promised to a write. A file in use is never
-    chosen to leave.
-    """
+    capacity: int | None
+    """What its configuration states; None: it leaves eviction to others."""
+    held: int = 0
+    """Bound of what it may still write on its own account, writes under way included."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity = capacity_bytes
-        self.used = 0
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        self._promised: dict[str, int] = {}
-        self._in_use: Counter[str] = Counter()
-        self._other = 0
 
-    def load(self, files: Iterable[tuple[float, str, int]], other_bytes: int) -> None:
-        """Take in what a scan found: (last use, name, bytes) and bytes that never leave."""
-        for _, name, size in sorted(files):
-            self._sizes[name] = size
-        self._other = other_bytes
-        self.used = other_bytes + sum(self._sizes.values())
+@dataclass(slots=True)
+class Quota:
+    """The account of one root, as its quota file holds it."""
 
-    def holds(self, name: str) -> bool:
-        """Whether the file is there, as far as is known."""
-        return name in self._sizes
+    claimed: int | None = None
+    """None: nobody has counted yet, and nothing is granted."""
+    granted: int = 0
+    """All that was ever granted: what a count has to add for what went on meanwhile."""
+    suspect: bool = False
+    """Somebody died with a grant: ``claimed`` may be more than there is."""
+    cleaning_until: float = 0.0
+    """Wall-clock time up to which a maintenance pass may delete chunks at any moment."""
+    stated: int | None = None
+    """The capacity that ruled last, for whoever comes when no engine lives."""
+    members: dict[str, Member] = field(default_factory=dict)
 
-    def begin(self, name: str) -> None:
-        """``name`` is being read or written."""
-        self._in_use[name] += 1
+    @property
+    def capacity(self) -> int | None:
+        """The smallest that a living engine states; None if none does."""
+        return min(
+            (m.capacity for m in self.members.values() if m.capacity is not None), default=None
+        )
 
-    def end(self, name: str) -> None:
-        """It no longer is; take back one ``begin``."""
-        self._in_use[name] -= 1
-        if not self._in_use[name]:
-            del self._in_use[name]
+    def available(self) -> int:
+        """Bytes that can be granted; below zero if more than the capacity is claimed."""
+        if self.claimed is None or self.capacity is None:
+            return 0
+        return self.capacity - RESERVED_BYTES - self.claimed
 
-    def evict(self, size: int, keep: Container[str] = ()) -> list[tuple[str, int]] | None:
-        """Forget the oldest files, so that ``size`` bytes fit, and return them with their sizes.
+    def portion(self, size: int) -> int:
+        """How much is taken at a time by one that needs ``size`` bytes now."""
+        share = (self.capacity or 0) // (_PORTIONS * max(1, len(self.members)))
+        return max(size, min(MAX_PORTION, share))
 
-        None, and nothing is forgotten, if there are not enough files to evict besides ``keep``
-        and those in use.
+    def meet(self, name: str, capacity: int | None, held: int, freed: int) -> None:
+        """A member is here: it holds ``held`` bytes, and ``freed`` bytes left the disk."""
+        known = self.members.get(name)
+        if known is None:  # it is new, or somebody took the file away
+            self._claim(held)
+            known = self.members[name] = Member(capacity)
+        known.held = held
+        self.stated = self.capacity
+        self.free(freed)
+
+    def leave(self, name: str) -> None:
+        """A member ends: what it holds is nobody's any more."""
+        member = self.members.pop(name, None)
+        if member is not None:
+            self.free(member.held)
+
+    def rename(self, old: str, new: str) -> None:
+        """A member has another scratch folder now."""
+        member = self.members.pop(old, None)
+        if member is not None:
+            self.members[new] = member
+
+    def bury(self, dead: Iterable[str]) -> None:
+        """These died. What they had written of their grants a count will tell."""
+        for name in dead:
+            member = self.members.pop(name)
+            self.suspect = self.suspect or member.held > 0
+
+    def grant(self, name: str, size: int) -> int:
+        """Give ``name`` at least ``size`` bytes if they are there; how many, 0 if they are not."""
+        available = self.available()
+        if self.claimed is None or size > available:
+            return 0
+        given = min(self.portion(size), available)
+        self._claim(given)
+        self.granted += given
+        self.members[name].held += given
+        return given
+
+    def free(self, size: int) -> None:
+        """So many bytes left the disk."""
+        self._claim(-size)
+
+    def _claim(self, size: int) -> None:
+        if self.claimed is not None:
+            self.claimed = max(0, self.claimed + size)
+
+    def begin_count(self) -> int:
+        """What :meth:`counted` wants to be told of the time before the count."""
+        return sum(m.held for m in self.members.values()) - self.granted
+
+    def counted(self, found: int, before: int) -> None:
+        """A walk that began at ``before`` found so many bytes on the disk.
+
+        Whatever it missed was paid for by what members held then, or were granted since.
         """
-        lacking = self.used + size - self.capacity
-        victims = []
-        for name, bytes_ in self._sizes.items():
-            if lacking <= 0:
-                break
-            if name not in self._in_use and name not in keep:
-                victims.append((name, bytes_))
-                lacking -= bytes_
-        if lacking > 0:
-            return None
-        for name, _ in victims:
-            self.gone(name)
-        return victims
+        self.claimed = found + before + self.granted
+        self.suspect = False
 
-    def promise(self, token: str, size: int) -> None:
-        """A write of ``size`` bytes begins under ``token``."""
-        self._promised[token] = size
-        self.used += size
-
-    def keep_promise(self, token: str, name: str) -> None:
-        """That write is on disk as ``name``, the most recently used; it may have replaced one."""
-        self.used -= self._sizes.pop(name, 0)
-        self._sizes[name] = self._promised.pop(token)
-
-    def break_promise(self, token: str) -> None:
-        """That write left nothing on disk. Unknown tokens are ignored."""
-        self.used -= self._promised.pop(token, 0)
-
-    def touch(self, name: str) -> None:
-        """``name`` was used now. Unknown names are ignored."""
-        if name in self._sizes:
-            self._sizes.move_to_end(name)
-
-    def gone(self, name: str) -> None:
-        """``name`` is not on disk any more. Unknown names are ignored."""
-        self.used -= self._sizes.pop(name, 0)
-
-    def put_last(self, name: str, size: int) -> None:
-        """``name`` is on disk with ``size`` bytes and is the next to leave."""
-        self.gone(name)
-        self._sizes[name] = size
-        self._sizes.move_to_end(name, last=False)
-        self.used += size
-
-    def __len__(self) -> int:
-        return len(self._sizes)
+    def to_bytes(self) -> bytes:
+        """The text of the quota file: a checksum, a line of JSON, and blanks up to whole pages."""
+        state = {
+            "claimed": self.claimed,
+            "granted": self.granted,
+            "suspect": self.suspect,
+            "cleaning_until": self.cleaning_until,
+            "stated": self.stated,
+            "members": {name: [m.capacity, m.held] for name, m in sorted(self.members.items())},
+        }
+        body = json.dumps(state, separators=(",", ":")).encode()
+        text = xxh3_64_hexdigest(body).encode() + b" " + body
+        pages = max(1, math.ceil((len(text) + 1) / STATE_BYTES))
+        return text.ljust(pages * STATE_BYTES - 1) + b"\n"
 
     def check(self) -> None:
-        """Raise AssertionError if the sums are wrong."""
-        known = sum(self._sizes.values()) + sum(self._promised.values()) + self._other
-        assert self.used == known, f"used {self.used} but {known} accounted for"
-        assert all(n > 0 for n in self._in_use.values()), "a file is in use less than zero times"
+        """Raise AssertionError if more is held than is claimed."""
+        held = sum(m.held for m in self.members.values())
+        assert self.claimed is None or held <= self.claimed, f"{held} held, {self.claimed} claimed"
 
     def __repr__(self) -> str:
-        return f"<Ledger {len(self._sizes)} files, {self.used}/{self.capacity} bytes>"
+        return f"<Quota {self.claimed}/{self.capacity} bytes, {len(self.members)} members>"
+
+
+def from_bytes(text: bytes) -> Quota:
+    """What a quota file says; one that is new or damaged says that nobody has counted yet."""
+    digest, _, body = text.rstrip().partition(b" ")
+    if digest != xxh3_64_hexdigest(body).encode():
+        return Quota()
+    try:
+        return _quota(json.loads(body))
+    except (ValueError, TypeError, KeyError):
+        return Quota()
+
+
+def _quota(state: dict[str, Any]) -> Quota:
+    members = {
+        name: Member(_whole(capacity), int(held))
+        for name, (capacity, held) in state["members"].items()
+        if _MEMBER.fullmatch(name)
+    }
+    return Quota(
+        _whole(state["claimed"]),
+        int(state["granted"]),
+        bool(state["suspect"]),
+        float(state["cleaning_until"]),
+        _whole(state["stated"]),
+        members,
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -2,17 +2,17 @@
 
 import contextlib
 import itertools
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from kvtiers.chunks import Key
+from kvtiers.tiers.fs import stamps
 
 _MAX_KEYS = 100_000
 """Uses that are remembered; above it the oldest are forgotten."""
 _PORTION = 8192
-"""Uses that one ``apply`` passes on."""
+"""Uses that one ``apply`` takes in."""
 _STAMPS = 1024
 """Times of files that one ``apply`` sets: on a slow mount each is a round trip."""
 _STAMP_EVERY_S = 10.0
@@ -20,19 +20,10 @@ _STAMP_EVERY_S = 10.0
 
 
 class Recency:
-    """Uses by key and wall-clock time. Any thread.
+    """Uses by key and wall-clock time. Any thread. ``path_of`` gives the file whose time is set."""
 
-    ``path_of`` gives the file whose time is set; ``touch`` is told the order of use.
-    """
-
-    def __init__(
-        self,
-        path_of: Callable[[Key], str],
-        touch: Callable[[Iterable[Key]], None],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, path_of: Callable[[Key], str], clock: Callable[[], float]) -> None:
         self._path_of = path_of
-        self._touch = touch
         self._clock = clock
         self._used: deque[tuple[Key, float]] = deque(maxlen=_MAX_KEYS)
         self._to_stamp: dict[Key, float] = {}
@@ -43,11 +34,20 @@ class Recency:
         """These were used ``at`` that time. Never waits."""
         self._used.extend([(key, at) for key in keys])
 
+    @property
+    def pending(self) -> bool:
+        """Whether any use is not in its file's time yet."""
+        return bool(self._to_stamp)
+
+    def used_at(self, key: Key) -> float:
+        """When ``key`` was used, if its file does not say so yet; else 0."""
+        return self._to_stamp.get(key, 0.0)
+
     def apply(self) -> None:
-        """Pass a portion on."""
+        """Take a portion in, and set the times of files when that is due."""
         if self._applying.acquire(blocking=False):  # else another lane is at it
             try:
-                self._pass_on(_PORTION)
+                self._take_in(_PORTION)
                 now = self._clock()
                 due = now - self._stamped_at >= _STAMP_EVERY_S
                 if due or len(self._to_stamp) >= _PORTION:
@@ -60,27 +60,22 @@ class Recency:
     def finish(self) -> None:
         """Set the times of what was used last."""
         with self._applying:
-            self._pass_on(_MAX_KEYS)
+            self._take_in(_MAX_KEYS)
             self._stamp(list(self._to_stamp)[-_PORTION:])
 
-    def _pass_on(self, portion: int) -> None:
-        used: dict[Key, float] = {}
+    def _take_in(self, portion: int) -> None:
         with contextlib.suppress(IndexError):
             for _ in range(portion):
                 key, at = self._used.popleft()
-                used[key] = at
-        self._touch(used)
-        for key, at in used.items():
-            self._to_stamp.pop(key, None)  # to the end: in order of use
-            self._to_stamp[key] = at
+                self._to_stamp.pop(key, None)  # to the end: in order of use
+                self._to_stamp[key] = at
         for key in list(itertools.islice(self._to_stamp, max(0, len(self._to_stamp) - _MAX_KEYS))):
             del self._to_stamp[key]
 
     def _stamp(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            at = self._to_stamp.pop(key)
-            with contextlib.suppress(OSError):
-                os.utime(self._path_of(key), (at, at))
+            stamps.move_up(self._path_of(key), self._to_stamp[key])
+            self._to_stamp.pop(key)
 
     def check(self) -> None:
         """Raise AssertionError if more is remembered than may be."""

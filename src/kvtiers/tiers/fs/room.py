@@ -1,242 +1,279 @@
-"""Keeps the root within its capacity: the ledger's decisions, done to the disk."""
+"""Keeps the root within its capacity.
+
+A write spends from what was granted to this engine, without a lock of others. When that is used
+up, the next portion is taken from the quota file; where nothing is left there, files that were
+used least recently leave, a portion at a time.
+"""
 
 import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 
 from kvtiers.errors import Kind, KVTiersError, Retry
-from kvtiers.tiers.fs import names
-from kvtiers.tiers.fs.quota import Ledger
+from kvtiers.tiers.fs.account import Account, Turn
+from kvtiers.tiers.fs.leaving import take_away
+from kvtiers.tiers.fs.quota import RESERVED_BYTES, STATE_BYTES, Quota
+from kvtiers.tiers.fs.victims import Victims
 
 _log = logging.getLogger("kvtiers")
 
 _MAX_FAILURES = 16
 """Files that one write tries to evict in vain before it fails."""
-_STUCK_S = 30.0
-"""A file that could not be evicted is passed over for so long: it may have been the device."""
-_NOTHING_LEAVES = contextlib.nullcontext()
+_MAX_DELETES = 512
+"""Files that leave in one turn at the quota file, while others wait for theirs."""
+_ROUNDS = 2
+"""How often the end of the tree is reached in vain; the first walk may have begun long ago."""
+_HOPELESS_S = 1.0
+"""After a walk that found nothing to evict there is none for so long."""
+
+
+class _Step(Enum):
+    """How a turn at the quota file ended."""
+
+    MET = "the need is met"
+    COUNT = "what is there must be counted first"
+    MORE = "files left, and more have to"
+    LACK = "no file is known that may leave"
+
+
+@dataclass(slots=True)
+class _Need:
+    """The making of room for one write."""
+
+    size: int
+    regardless: bool = False
+    """Delete so much, whatever the quota says: the disk itself is full."""
+    evicted: list[str] = field(default_factory=list)
+    gone: int = 0
+    """Bytes deleted."""
+    failures: int = 0
+    rounds: int = 0
+    counted: bool = False
 
 
 class Room:
-    """Room for files under ``root``, made by deleting the least recently used.
+    """Room for files under ``root``. Any thread.
 
-    ``capacity_bytes`` None: there is always room, and nothing is counted. Names are paths
-    relative to the root. Any thread. ``on_evicted`` is called with the names that left.
+    ``on_evicted`` is told the names, relative to the root, that left.
     """
 
     def __init__(
         self,
         root: str,
-        capacity_bytes: int | None,
+        account: Account,
+        victims: Victims,
         on_evicted: Callable[[Sequence[str]], None],
         clock: Callable[[], float],
+        wall_clock: Callable[[], float],
     ) -> None:
         self._root = root
-        self._bounded = capacity_bytes is not None
-        self._ledger = Ledger(capacity_bytes or 0)
+        self._account = account
+        self._victims = victims
         self._on_evicted = on_evicted
-        self._loaded = False
         self._clock = clock
-        self._stuck: dict[str, float] = {}  # -> when to try again
+        self._wall_clock = wall_clock
+        self._hopeless_until: float | None = None
         self._said_stuck = False
-        self._state = threading.Lock()
-        """Guards the ledger; never held during I/O."""
-        self._making_room = threading.Lock()
-        """Held while files leave, so that what one writer freed is not taken by another."""
+        self._turn = threading.Lock()
+        """Held while files leave, so that two lanes do not evict for the same need."""
 
-    def using(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Within, ``name`` is not evicted."""
-        return self._using(name) if self._bounded else _NOTHING_LEAVES
-
-    @contextlib.contextmanager
-    def _using(self, name: str) -> Iterator[None]:
-        with self._state:
-            self._ledger.begin(name)
-        try:
-            yield
-        finally:
-            with self._state:
-                self._ledger.end(name)
-
-    def may_hold(self, name: str) -> bool:
-        """False if the file is not there or just about to leave; else look."""
-        if not self._bounded:
-            return True
-        if not self._loaded:
-            with self._making_room:
-                self._load()
-        with self._state:
-            return self._ledger.holds(name)
-
-    def reserve(self, token: str, size: int) -> None:
-        """Make room for ``size`` bytes, until ``fill`` or ``release`` of ``token``.
+    def reserve(self, size: int) -> None:
+        """Make room for ``size`` bytes, until ``fill`` or ``release``.
 
         Raises KVTiersError if that is impossible: ``Kind.FULL``, or ``Kind.IO`` because files
-        that should leave cannot be deleted.
+        that should leave cannot be deleted. Raises FileNotFoundError if the root is gone.
         """
-        if self._bounded:
-            self._make_room(token, size)
+        while not self._account.take(size):
+            with self._turn:
+                if self._account.take(size):
+                    return
+                if size > self._account.capacity - RESERVED_BYTES - STATE_BYTES:
+                    raise self._full(size)
+                self._make_room(_Need(size))
+
+    def fill(self, size: int) -> None:
+        """What was reserved is on the disk."""
+        self._account.fill(size)
+
+    def release(self, size: int) -> None:
+        """What was reserved is not on the disk, or not any more."""
+        self._account.release(size)
+
+    def freed(self, size: int) -> None:
+        """So much left the disk by other means than eviction."""
+        self._account.freed(size)
+
+    def make_way(self, size: int) -> bool:
+        """The disk is full below the capacity: evict ``size`` bytes; whether any left."""
+        need = _Need(size, regardless=True)
+        with self._turn, contextlib.suppress(KVTiersError, OSError):
+            self._make_room(need)
+        return need.gone > 0
 
     def trim(self) -> None:
-        """Evict what is above the capacity, e.g. after it was lowered."""
-        if self._bounded:
-            with contextlib.suppress(KVTiersError):  # all that may leave has left
-                self._make_room("trim", 0)
-            self.release("trim")
+        """Count what is there, and evict what is above the capacity. Raises OSError."""
+        self._account.count()
+        with self._turn, contextlib.suppress(KVTiersError):  # all that may leave has left
+            self._make_room(_Need(0))
 
-    def _make_room(self, token: str, size: int) -> None:
-        evicted: list[str] = []
-        may_fail = _MAX_FAILURES
+    # -- making room ----------------------------------------------------------------------------
+
+    def _make_room(self, need: _Need) -> None:
         try:
-            with self._making_room:
-                self._load()
-                while True:
-                    with self._state:
-                        self._try_again_what_was_stuck()
-                        victims = self._ledger.evict(size, self._stuck)
-                        if victims is None:
-                            raise self._stuck_error(size) if self._stuck else self._full(size)
-                        if not victims:
-                            self._ledger.promise(token, size)
-                            return
-                    left = self._delete_all(victims, may_fail)
-                    evicted += left
-                    may_fail -= len(victims) - len(left)
-                    if may_fail <= 0:
-                        raise self._stuck_error(size)
+            while (step := self._step(need)) is not _Step.MET:
+                if need.failures >= _MAX_FAILURES:
+                    raise self._stuck(need.size)
+                if step is _Step.COUNT:
+                    self._count(need)
+                elif step is _Step.LACK:
+                    self._look_further(need)
         finally:
-            if evicted:
-                self._on_evicted(evicted)
+            if need.evicted:
+                self._on_evicted(need.evicted)
 
-    def fill(self, token: str, name: str) -> None:
-        """What was reserved is now on disk as ``name``."""
-        if self._bounded:
-            with self._state:
-                self._stuck.pop(name, None)
-                self._ledger.keep_promise(token, name)
+    def _step(self, need: _Need) -> _Step:
+        """One turn at the quota file: take what is there, else evict and take."""
+        gone = need.gone
+        with self._account.turn() as turn:
+            if not need.regardless:
+                if turn.quota.claimed is None:
+                    return _Step.COUNT
+                if _met(turn, need):
+                    return _Step.MET
+                self._account.look_for_dead(turn.quota)
+                if not need.counted and (turn.quota.suspect or self._account.suspect):
+                    return _Step.COUNT
+            self._evict(turn.quota, need)
+            if _met(turn, need):
+                return _Step.MET
+        return _Step.MORE if need.gone > gone else _Step.LACK
 
-    def release(self, token: str) -> None:
-        """What was reserved is not used, unless it was filled."""
-        if self._bounded:
-            with self._state:
-                self._ledger.break_promise(token)
+    def _evict(self, quota: Quota, need: _Need) -> None:
+        """Delete a portion's worth of what is known to leave next."""
+        lacking = need.size - need.gone
+        if not need.regardless:
+            lacking = (quota.portion(need.size) if need.size else 0) - quota.available()
+        deletes, now = 0, self._wall_clock()
+        while lacking > 0 and deletes < _MAX_DELETES and need.failures < _MAX_FAILURES:
+            victim = self._victims.next()
+            if victim is None:
+                return
+            deletes += 1
+            try:
+                left = take_away(os.path.join(self._root, victim.name), victim.stamp, now)
+            except FileNotFoundError:
+                continue
+            except OSError as e:
+                need.failures += 1
+                self._put_off(victim.name, e)
+                continue
+            if left:
+                need.evicted.append(victim.name)
+                need.gone += victim.size
+                lacking -= victim.size
+                quota.free(victim.size)
 
-    def touch(self, touched: Iterable[str]) -> None:
-        """These were used, in this order."""
-        with self._state:
-            for name in touched:
-                self._ledger.touch(name)
+    def _put_off(self, name: str, error: OSError) -> None:
+        if not self._said_stuck:
+            self._said_stuck = True
+            _log.warning("cannot evict %s/%s, said once: %s", self._root, name, error.strerror)
+        self._victims.put_off(name)
 
-    def gone(self, name: str) -> None:
-        """``name`` left the disk by other means."""
-        with self._state:
-            self._stuck.pop(name, None)
-            self._ledger.gone(name)
+    def _count(self, need: _Need) -> None:
+        self._account.count()
+        need.counted = True
 
-    def put_last(self, name: str, size: int) -> None:
-        """``name`` came to the disk by other means and is the first to leave."""
-        if self._bounded:
-            with self._state:
-                self._ledger.put_last(name, size)
+    def _look_further(self, need: _Need) -> None:
+        """See more of the tree. Raises if all is known, and counted, and nothing may leave."""
+        now = self._clock()
+        if self._hopeless_until is not None and now < self._hopeless_until:
+            raise self._error(need)
+        need.rounds += self._victims.look_further()
+        if need.rounds <= _ROUNDS:
+            return
+        if not need.counted and not need.regardless:  # what others took away may still be claimed
+            self._count(need)
+            return
+        self._hopeless_until = now + _HOPELESS_S
+        raise self._error(need)
+
+    # -- errors ---------------------------------------------------------------------------------
+
+    def _error(self, need: _Need) -> KVTiersError:
+        return self._stuck(need.size) if self._victims.stuck else self._full(need.size)
 
     def _full(self, size: int) -> KVTiersError:
         return KVTiersError(
-            f"{self._root} has no room for {size} bytes within capacity_bytes "
-            f"{self._ledger.capacity}",
+            f"{self._root} has no room for {size} bytes within its capacity of "
+            f"{self._account.capacity}: what is there is in use",
             kind=Kind.FULL,
             retry=Retry.MAY,
             operation="write",
         )
 
-    def _stuck_error(self, size: int) -> KVTiersError:
+    def _stuck(self, size: int) -> KVTiersError:
         return KVTiersError(
-            f"{self._root} has no room for {size} bytes, because {len(self._stuck)} files in it "
-            "that should leave cannot be deleted",
+            f"{self._root} has no room for {size} bytes, because {len(self._victims.stuck)} files "
+            "in it that should leave cannot be deleted",
             kind=Kind.IO,
             retry=Retry.MAY,
             operation="write",
         )
 
-    def _try_again_what_was_stuck(self) -> None:
-        now = self._clock()
-        while self._stuck and next(iter(self._stuck.values())) <= now:
-            del self._stuck[next(iter(self._stuck))]
-
-    def _delete_all(self, victims: Sequence[tuple[str, int]], may_fail: int) -> list[str]:
-        """Those that left; the rest, untried after ``may_fail`` failures, stays and is counted."""
-        left: list[str] = []
-        kept: list[tuple[str, int]] = []
-        for name, size in victims:
-            if len(kept) < may_fail and self._delete(name):
-                left.append(name)
-            else:
-                kept.append((name, size))
-        with self._state:
-            for name, size in reversed(kept):
-                self._ledger.put_last(name, size)
-        return left
-
-    def _delete(self, name: str) -> bool:
-        try:
-            os.unlink(os.path.join(self._root, name))
-        except FileNotFoundError:
-            return True
-        except OSError as e:
-            if not self._said_stuck:
-                self._said_stuck = True
-                _log.warning("cannot evict %s/%s, said once: %s", self._root, name, e.strerror)
-            with self._state:
-                self._stuck.pop(name, None)  # to the end: in order of time
-                self._stuck[name] = self._clock() + _STUCK_S
-            return False
-        return True
-
-    def _load(self) -> None:
-        if self._loaded:
-            return
-        files, other = measure(self._root)
-        with self._state:
-            self._ledger.load(files, other)
-        self._loaded = True
-
     @property
     def used_bytes(self) -> int:
-        """Bytes on disk and promised; 0 if unbounded or not counted yet."""
-        return self._ledger.used
+        """Bytes on the disk and promised; of other engines what they may still add."""
+        return self._account.used_bytes
 
     def check(self) -> None:
-        """Raise AssertionError if the ledger is wrong or above the capacity."""
-        with self._state:
-            self._ledger.check()
-            if self._loaded and not self._stuck:
-                assert self._ledger.used <= self._ledger.capacity, "above the capacity"
+        """Raise AssertionError if it is above the capacity although files can be deleted."""
+        self._account.check()
+        self._victims.check()
+        if not self._victims.stuck:
+            assert self.used_bytes <= self._account.capacity, "above the capacity"
 
     def __repr__(self) -> str:
-        return f"<Room {self._ledger}>" if self._bounded else "<Room unbounded>"
+        return f"<Room {self._account}, {self._victims}>"
 
 
-def measure(root: str) -> tuple[list[tuple[float, str, int]], int]:
-    """What may leave - (last use, name, bytes), quarantine first - and bytes of the rest."""
-    files, other = [], 0
-    for namespace in names.namespaces(root):
-        folder = os.path.join(root, namespace)
-        chunks = {entry.path for _, entry in names.chunk_files(folder)}
-        for path in _walk(folder):
-            with contextlib.suppress(FileNotFoundError):
-                info = os.stat(path, follow_symlinks=False)
-                name = os.path.relpath(path, root)
-                if path in chunks:
-                    files.append((info.st_mtime, name, info.st_size))
-                elif f"/{names.QUARANTINE}/" in name and names.chunk_key(os.path.basename(path)):
-                    files.append((0.0, name, info.st_size))
-                else:
-                    other += info.st_size
-    return files, other
+def _met(turn: Turn, need: _Need) -> bool:
+    if need.regardless:
+        return need.gone >= need.size
+    if need.size == 0:
+        return turn.quota.available() >= 0
+    return turn.grant(need.size)
 
 
-def _walk(folder: str) -> Iterator[str]:
-    for where, _, file_names in os.walk(folder):
-        for name in file_names:
-            yield os.path.join(where, name)
+class Unbounded:
+    """Stands in for :class:`Room` where others see to the bound: there always is room."""
+
+    used_bytes = 0
+
+    def reserve(self, size: int) -> None:
+        """Nothing to do."""
+
+    def fill(self, size: int) -> None:
+        """Nothing to do."""
+
+    def release(self, size: int) -> None:
+        """Nothing to do."""
+
+    def freed(self, size: int) -> None:
+        """Nothing to do."""
+
+    def make_way(self, size: int) -> bool:
+        """Nothing leaves."""
+        return False
+
+    def trim(self) -> None:
+        """Nothing to do."""
+
+    def check(self) -> None:
+        """Nothing can be wrong."""
+
+    def __repr__(self) -> str:
+        return "<Unbounded>"

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 
 from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.folders import FILE_MODE, FOLDER_MODE, has_our_manifest, make_folder
@@ -87,10 +88,42 @@ def _lock(fd: int, without_locks: bool = True) -> bool:
     return True
 
 
-def sweep(root: str) -> int:
+def is_alive(folder: str) -> bool:
+    """Whether the instance with this scratch folder lives, as far as can be told."""
+    try:
+        fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    try:
+        return not _lock(fd, without_locks=False)
+    finally:
+        os.close(fd)
+
+
+def dead(root: str, namespace: str) -> list[tuple[str, int]]:
+    """The scratch folders of dead instances in one namespace, below the root, and their bytes."""
+    found = []
+    temp = f"{namespace}/{names.TEMP}"
+    with contextlib.suppress(OSError):
+        for name in sorted(filter(_OURS.fullmatch, os.listdir(os.path.join(root, temp)))):
+            folder = os.path.join(root, temp, name)
+            locked = os.path.lexists(os.path.join(folder, _LOCK))
+            if locked and not os.path.islink(folder) and not is_alive(folder):
+                found.append((f"{temp}/{name}", _bytes_in(folder)))
+    return found
+
+
+def _bytes_in(folder: str) -> int:
+    with os.scandir(folder) as entries:
+        return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+
+
+def sweep(root: str, namespaces: Iterable[str] | None = None) -> int:
     """Remove the scratch folders of dead instances under ``root``; how many. Raises OSError."""
     swept = 0
-    for namespace in names.namespaces(root):
+    for namespace in names.namespaces(root) if namespaces is None else namespaces:
         folder = os.path.join(root, namespace)
         if has_our_manifest(folder):
             with contextlib.suppress(OSError):  # absent, a link, or another user's

@@ -44,7 +44,7 @@ class Rig:
             time.time,
             inbox.removed,
         )
-        self.gate = GatedStore(FilesStore(context, root))
+        self.gate = GatedStore(FilesStore(context, root, capacity_bytes=1 << 30))
         half = LANES // 2
         options = RunnerOptions(n_read_threads=half, n_write_threads=half, min_slice_bytes=1)
         identity = TierIdentity("fs", "1:fs", "STORAGE", "LOCAL")

@@ -10,7 +10,7 @@ from kvtiers.engines.vllm.facts import formats_without_facts, namespace_without_
 from kvtiers.engines.vllm.spec import KVTiersSpec, refuse_without_asserts, refuse_without_facts
 from kvtiers.errors import ConfigError
 
-FS = {"type": "fs", "root_dir": "/x"}
+FS = {"type": "fs", "root_dir": "/x", "capacity_bytes": 1 << 30}
 MEMORY = {"type": "memory", "capacity_bytes": 1_000_000}
 MINE = {"type": "Mine", "module_path": "my.tiers"}
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,18 @@ from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.names import QUOTA
+from kvtiers.tiers.fs.quota import RESERVED_BYTES, STATE_BYTES
+from kvtiers.tiers.fs.stamps import GRACE_S
 from tests.unit.tiers.tier_kit import NAMESPACE, ManualClock, context, filled, key, page_aligned
 
 STORED = PAGE_BYTES + 8192
+OVERHEAD = STATE_BYTES + RESERVED_BYTES + 100
+"""What a capacity holds beside chunks: the quota file, what is kept free, and manifests."""
+
+
+def capacity(chunks: int) -> int:
+    return chunks * STORED + OVERHEAD
 
 
 class Folder:
@@ -25,14 +35,21 @@ class Folder:
         self.root = root
         self.removed: list[tuple[Key, Reason]] = []
         self.clock = ManualClock()
-        self.wall = ManualClock(1_700_000_000.0)
+        self.wall = ManualClock(time.time() + 1000)  # what the kernel stamps is long ago
 
     def open(self, namespace: Namespace = NAMESPACE, **options: Any) -> FilesStore:
         def report(keys: Sequence[Key], reason: Reason) -> None:
             self.removed += [(k, reason) for k in keys]
 
+        if not {"eviction", "capacity_bytes", "capacity_fraction"} & options.keys():
+            options["capacity_bytes"] = 1 << 30
         made = context(report, namespace=namespace, clock=self.clock, wall_clock=self.wall)
         return FilesStore(made, str(self.root), **options)
+
+    def let_promises_end(self) -> None:
+        """What was found or read a moment ago may leave again."""
+        self.wall.advance(GRACE_S + 1)
+        self.clock.advance(GRACE_S + 1)
 
     def file(self, n: int, namespace: Namespace = NAMESPACE) -> Path:
         digest = n.to_bytes(32, "big").hex()
@@ -43,7 +60,9 @@ class Folder:
         os.utime(self.file(n, namespace), (used_at, used_at))
 
     def files(self) -> list[Path]:
-        return sorted(p for p in self.root.rglob("*") if p.is_file() and p.name != "lock")
+        return sorted(
+            p for p in self.root.rglob("*") if p.is_file() and p.name not in ("lock", QUOTA)
+        )
 
     def disk_bytes(self) -> int:
         return sum(p.lstat().st_size for p in self.root.rglob("*") if p.is_file())

@@ -8,15 +8,12 @@ from kvtiers.errors import Kind
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.files import FilesStore
-from tests.unit.tiers.fs.fs_kit import STORED, Folder, flip, read, write
+from kvtiers.tiers.fs.names import leaving
+from kvtiers.tiers.fs.stamps import GRACE_S
+from tests.unit.tiers.fs.fs_kit import STORED, Folder, capacity, flip, read, write
 from tests.unit.tiers.tier_kit import NAMESPACE, filled, key, payload
 
 OTHER = Namespace({"model": "other"})
-MANIFESTS = 100  # bytes, generously
-
-
-def capacity(chunks: int) -> int:
-    return chunks * STORED + MANIFESTS
 
 
 def test_least_recently_used_leaves_before_the_next_comes(
@@ -36,6 +33,7 @@ def test_least_recently_used_leaves_before_the_next_comes(
     write(store, 3)
     assert store.contains([key(1), key(2), key(3)]) == [True, False, True]
     assert folder.removed == [(key(2), Reason.EVICTED)]
+    folder.let_promises_end()
     read(store, 1)
     write(store, 4)
     assert folder.removed[1:] == [(key(3), Reason.EVICTED)]
@@ -93,7 +91,7 @@ def test_never_above_the_capacity_with_many_writers(
     for thread in threads:
         thread.join(60)
     assert wrong == []
-    assert capacity(5) < watched.most <= capacity(6)
+    assert 5 * STORED < watched.most <= capacity(6)
     assert store.used_bytes == folder.disk_bytes() == watched.bytes
     store.check()
     store.close()
@@ -117,7 +115,7 @@ def test_other_namespaces_under_the_root_count_and_leave_first_when_older(folder
     write(old, 1, 2)
     old.close()
     for n in (1, 2):
-        folder.age(n, folder.wall.now, OTHER)
+        folder.age(n, folder.wall.now - 100, OTHER)
     store = folder.open(capacity_bytes=capacity(2))
     write(store, 1, 2)
     assert not folder.file(1, OTHER).exists()
@@ -132,7 +130,7 @@ def test_lowered_capacity_is_enforced_by_the_start_up_scan(folder: Folder) -> No
     store = folder.open()
     write(store, *range(5))
     for n in range(5):
-        folder.age(n, folder.wall.now + n)
+        folder.age(n, folder.wall.now - 100 + n)
     store.close()
     store = folder.open(capacity_bytes=capacity(2))
     assert {e.key for e in store.scan()} == {key(3), key(4)}
@@ -150,12 +148,20 @@ def test_chunk_above_the_capacity_is_full_and_evicts_nothing(folder: Folder) -> 
     store.close()
 
 
-def test_chunk_in_use_is_never_evicted(folder: Folder) -> None:
+@pytest.mark.parametrize("use", ["contains", "read"])
+def test_chunk_that_was_found_or_is_read_is_not_evicted(folder: Folder, use: str) -> None:
     store = folder.open(capacity_bytes=capacity(1))
     write(store, 1)
-    with store._room.using(store._name(key(1))):
-        assert write(store, 2) == [Kind.FULL]
+    if use == "contains":
+        assert store.contains([key(1)]) == [True]
+    else:
         assert read(store, 1) == [payload(1)]
+    assert write(store, 2) == [Kind.FULL]
+    folder.wall.advance(GRACE_S - 1)
+    folder.clock.advance(GRACE_S - 1)
+    assert write(store, 2) == [Kind.FULL]
+    assert folder.file(1).exists()
+    folder.let_promises_end()
     assert write(store, 2) == [None]
     assert store.contains([key(1), key(2)]) == [False, True]
     store.close()
@@ -180,7 +186,7 @@ def test_file_that_cannot_be_deleted_is_logged_once_and_passed_over(
 ) -> None:
     store = folder.open(capacity_bytes=capacity(3))
     write(store, 1, 2, 3)
-    real, stuck = os.unlink, {str(folder.file(1)), str(folder.file(2))}
+    real, stuck = os.unlink, {leaving(str(folder.file(n))) for n in (1, 2)}
 
     def unlink(path: str, **where: int) -> None:
         if path in stuck:
@@ -218,6 +224,7 @@ def test_file_removed_by_others_is_written_again(folder: Folder) -> None:
     assert write(store, 1) == [None]
     assert read(store, 1) == [payload(1)]
     store.delete([key(2)])
+    assert list(store.scan()) != [], "it counts"
     assert store.used_bytes == folder.disk_bytes()
     assert store.write([Item(key(2), filled(2))]) == [None]
     store.check()
@@ -244,6 +251,7 @@ def test_a_moment_without_deletes_is_an_io_error_and_passes(
         assert len(tried) == 40, "nor the same again and again"
     store.check()
     assert store.contains([key(n) for n in range(40)]) == [True] * 40
+    folder.let_promises_end()
     folder.clock.advance(30)
     assert write(store, *range(100, 140)) == [None] * 40
     assert store.contains([key(n) for n in range(40)]) == [False] * 40

@@ -14,6 +14,7 @@ from kvtiers.chunks import PAGE_BYTES, Namespace, make_key
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
+from kvtiers.tiers.fs.stamps import GRACE_S
 from tests.unit.tiers.fs.fs_kit import Folder, flip, kinds, read, write
 from tests.unit.tiers.tier_kit import NAMESPACE, filled, key, page_aligned, payload
 
@@ -361,11 +362,11 @@ def test_a_folder_that_cannot_be_made_again_closes_no_file_of_others(
     namespace.mkdir()
     (namespace / "theirs").touch()
     assert write(store, 1) == [Kind.CONFIG]
-    store._scratch.close()
+    store._place._scratch.close()
     others = [os.open(tmp_path, os.O_RDONLY) for _ in range(32)]
     for _ in range(3):
         assert write(store, 1) == [Kind.CONFIG]
-    store._scratch.close()
+    store._place._scratch.close()
     for fd in others:
         os.fstat(fd)
         os.close(fd)
@@ -385,8 +386,9 @@ def test_use_is_written_down_in_batches_and_at_close(folder: Folder) -> None:
     assert folder.file(1).stat().st_mtime == folder.wall.now
     folder.wall.advance(100)
     read(store, 2)
+    assert folder.file(2).stat().st_mtime == folder.wall.now + GRACE_S, "promised to its reader"
     store.close()
-    assert folder.file(2).stat().st_mtime == folder.wall.now
+    assert folder.file(2).stat().st_mtime == folder.wall.now + GRACE_S
 
 
 def test_delete_and_close(folder: Folder) -> None:

@@ -9,6 +9,7 @@ from kvtiers.chunks import PAGE_BYTES, Namespace
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.files_place import FilesPlace
+from kvtiers.tiers.fs.quota import STATE_BYTES
 from kvtiers.tiers.places import Part
 from tests.unit.tiers.fs.fs_kit import Folder, flip, write
 from tests.unit.tiers.tier_kit import CHUNK, LAYOUT, NAMESPACE, key, payload
@@ -176,7 +177,7 @@ def test_every_byte_is_accounted_for(folder, place):
     whole = {(u.namespace, u.part): (u.files, u.bytes) for u in place.usage()}
     manifest = len(NAMESPACE.manifest())
     assert whole == {
-        ("", Part.OTHER): (1, 3),
+        ("", Part.OTHER): (2, 3 + STATE_BYTES),
         (NAMESPACE.id, Part.CHUNKS): (1, PAGE_BYTES + CHUNK),
         (NAMESPACE.id, Part.TEMPORARY): (1, 0),
         (NAMESPACE.id, Part.QUARANTINE): (1, PAGE_BYTES + CHUNK),
@@ -195,7 +196,7 @@ def test_what_vanishes_while_it_is_looked_at_is_left_out(folder, place):
     assert list(entries) == []
     shutil.rmtree(folder.root / NAMESPACE.id)
     assert list(place.entries(NAMESPACE.id)) == []
-    assert place.usage() == []
+    assert [(u.namespace, u.bytes) for u in place.usage()] == [("", STATE_BYTES)]
     assert place.namespaces() == []
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.fs import FsOptions
 from kvtiers.tiers.fs.scratch import Scratch, sweep
-from tests.unit.tiers.fs.fs_kit import Folder, read, write
+from tests.unit.tiers.fs.fs_kit import Folder, capacity, read, write
 from tests.unit.tiers.tier_kit import NAMESPACE, payload
 
 MANIFEST = f"{NAMESPACE.id}/manifest.json"
@@ -147,11 +148,56 @@ def test_tilde_and_relative_paths(folder: Folder, monkeypatch: pytest.MonkeyPatc
     assert (home / MANIFEST).exists()
 
 
-def test_capacity_that_makes_no_sense(folder: Folder) -> None:
-    for capacity in (0, -1, 8192 + 4096):
-        assert complaint(folder, capacity_bytes=capacity).startswith(
-            f"capacity_bytes is {capacity}"
-        )
+def test_capacity_below_one_chunk(folder: Folder) -> None:
+    for given in (0, -1, 8192 + 4096, capacity(1) - 101):
+        assert complaint(folder, capacity_bytes=given).startswith(f"capacity_bytes is {given}, le")
+    assert not folder.root.exists()
+
+
+def test_capacity_above_the_file_system(folder: Folder) -> None:
+    text = complaint(folder, capacity_bytes=1 << 60)
+    assert text.startswith(f"capacity_bytes is {1 << 60}, more than the ")
+    assert f"of the file system that holds {folder.root}" in text
+
+
+def test_capacity_as_a_share(folder: Folder) -> None:
+    info = os.statvfs(folder.root.parent)
+    store = folder.open(capacity_fraction=0.01)
+    assert f"/{int(0.01 * info.f_blocks * info.f_frsize)} bytes" in repr(store)
+    store.close()
+    text = complaint(folder, capacity_fraction=1e-12)
+    assert text.startswith("capacity_fraction is 1e-12, which is ")
+    assert "less than one chunk needs" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "capacity_bytes is missing"),
+        ({"capacity_bytes": 1 << 30, "capacity_fraction": 0.5}, "capacity_fraction is stated besi"),
+        ({"capacity_fraction": 0.0}, "capacity_fraction is 0: give a share above 0 and up to 0.95"),
+        ({"capacity_fraction": 0.96}, "capacity_fraction is 0.96: give"),
+        ({"capacity_fraction": -0.1}, "capacity_fraction is -0.1: give"),
+        (
+            {"eviction": "external", "capacity_bytes": 1 << 30},
+            'capacity_bytes is stated, but eviction is "external"',
+        ),
+        (
+            {"eviction": "external", "capacity_fraction": 0.5},
+            'capacity_fraction is stated, but eviction is "external"',
+        ),
+    ],
+)
+def test_exactly_one_bound_is_stated(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FsOptions(root_dir="/x", **options)
+    assert str(caught.value).startswith(says)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_external_root_takes_no_bound_and_the_default_needs_one() -> None:
+    assert FsOptions(root_dir="/x", eviction="external").capacity_bytes is None
+    assert FsOptions(root_dir="/x", capacity_bytes=1).eviction == "own"
 
 
 def dead_scratch(namespace: Path, name: str = "1-dead") -> Path:
@@ -228,9 +274,12 @@ def test_sweep_takes_dead_scratch_folders_only(folder: Folder) -> None:
 WRITER = """
 import itertools, sys
 from pathlib import Path
+from typing import Any
 sys.path[:0] = sys.argv[2:]
-from tests.unit.tiers.fs.fs_kit import Folder, write
-store = Folder(Path(sys.argv[1])).open(capacity_bytes=40 * 12288)
+from tests.unit.tiers.fs.fs_kit import Folder, capacity, write
+folder = Folder(Path(sys.argv[1]))
+folder.let_promises_end()
+store = folder.open(capacity_bytes=capacity(40))
 for n in itertools.count():
     assert write(store, n) == [None]
     print(n, flush=True)
@@ -253,7 +302,7 @@ def test_killed_writer_leaves_no_torn_chunk_and_no_litter(folder: Folder) -> Non
 
         litter = list((folder.root / NAMESPACE.id / "tmp").iterdir())
         assert litter, "the killed one could not clean up"
-        store = folder.open(capacity_bytes=40 * 12288)
+        store = folder.open(capacity_bytes=capacity(40))
         assert not any(path.exists() for path in litter)
         found = [int.from_bytes(e.key[:32], "big") for e in store.scan()]
         assert len(found) >= 38

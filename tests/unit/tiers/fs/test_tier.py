@@ -9,7 +9,7 @@ from kvtiers.events import ChunksRemoved, ChunksStored, Reason
 from kvtiers.tiers.base import StoreContext
 from kvtiers.tiers.fs import FsOptions, build
 from kvtiers.tiers.lanes import Inbox
-from tests.unit.tiers.fs.fs_kit import Folder, flip
+from tests.unit.tiers.fs.fs_kit import Folder, capacity, flip
 from tests.unit.tiers.tier_kit import LAYOUT, NAMESPACE, Bench, key, payload
 
 HIT, MISS = Lookup.HIT, Lookup.MISS
@@ -21,7 +21,10 @@ def bench(root: Path, **options: Any) -> Bench:
     context = StoreContext(
         "fs", "1:fs", NAMESPACE, LAYOUT, folder.clock, folder.wall, inbox.removed
     )
-    return Bench(build(context, FsOptions(root_dir=str(root), **options)), inbox)
+    return Bench(
+        build(context, FsOptions(root_dir=str(root), **{"capacity_bytes": 1 << 30} | options)),
+        inbox,
+    )
 
 
 def test_a_restarted_engine_and_a_second_one_find_the_chunks(tmp_path: Path) -> None:
@@ -57,7 +60,7 @@ def test_a_damaged_chunk_becomes_a_miss_and_an_event(tmp_path: Path) -> None:
 
 
 def test_replayed_events_are_what_is_on_disk(tmp_path: Path) -> None:
-    with bench(tmp_path / "kv", capacity_bytes=5 * 12288) as tier:
+    with bench(tmp_path / "kv", capacity_bytes=capacity(5)) as tier:
         held: set[bytes] = set()
         for n in range(40):
             tier.run(tier.store_job(n, n // 2))

@@ -15,6 +15,7 @@ from kvtiers.events import Reason
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
 from kvtiers.tiers.fs import folders
+from kvtiers.tiers.fs.capacity import resolve
 from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import ownership, recovery
@@ -60,7 +61,8 @@ class LogStore:
         context: StoreContext,
         root_dir: str,
         *,
-        capacity_bytes: int,
+        capacity_bytes: int | None = None,
+        capacity_fraction: float | None = None,
         direct_io: DirectIO = "auto",
         fsync: bool = False,
     ) -> None:
@@ -74,7 +76,8 @@ class LogStore:
         except OSError as e:
             raise folders.unusable(self._root, e) from e
         try:
-            self._open(capacity_bytes, direct_io, fsync)
+            capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
+            self._open(capacity, direct_io, fsync)
         except OSError as e:
             self._ownership.close()
             raise folders.unusable(self._root, e) from e

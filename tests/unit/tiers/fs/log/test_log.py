@@ -274,7 +274,7 @@ def test_a_second_owner_is_refused_by_the_name_of_the_first(log):
 
 
 def test_a_folder_with_files_is_refused(log):
-    FilesStore(context(), str(log.root)).write([Item(key(1), filled(1))])
+    FilesStore(context(), str(log.root), capacity_bytes=1 << 20).write([Item(key(1), filled(1))])
     with pytest.raises(ConfigError, match="layout files"):
         log.open()
 

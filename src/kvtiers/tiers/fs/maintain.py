@@ -1,0 +1,212 @@
+"""A maintenance pass over a root, beside living engines or without any.
+
+It removes what dead engines left, quarantine beyond what is kept, chunks by age and then by
+recency down to a size, and empty folders. It keeps to what engines keep to: the lock of the
+quota file while chunks leave, and the promises in the times of files.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from kvtiers.errors import map_errors
+from kvtiers.tiers.fs import names, quarantine, scratch, stamps, tree
+from kvtiers.tiers.fs.account import bury_dead
+from kvtiers.tiers.fs.folders import has_our_manifest
+from kvtiers.tiers.fs.leaving import take_away
+from kvtiers.tiers.fs.quota import Quota
+from kvtiers.tiers.fs.shared import QuotaFile, read_quota
+from kvtiers.tiers.fs.tree import Candidate
+from kvtiers.tiers.options import bad_option, require
+
+_PORTION = 512
+"""Files that leave in one turn at the quota file, while engines wait for theirs."""
+_ANNOUNCED_S = 60.0
+"""Up to when a pass says that it deletes; said anew with every portion."""
+
+Left = tuple[str, int]
+"""A name below the root, and its bytes."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a pass removed, or with ``dry_run`` would remove."""
+
+    temporary: list[Left] = field(default_factory=list)
+    """Folders of temporary files whose engine is dead."""
+    quarantined: list[Left] = field(default_factory=list)
+    chunks: list[Left] = field(default_factory=list)
+    """In the order in which they left."""
+    empty_folders: list[str] = field(default_factory=list)
+    in_use: int = 0
+    """Chunks that would have left, but were promised to an engine or used meanwhile."""
+    failed: list[str] = field(default_factory=list)
+    """What could not be deleted."""
+
+    @property
+    def bytes(self) -> int:
+        """All that left, or would leave."""
+        return sum(size for left in self._lists() for _, size in left)
+
+    def _lists(self) -> Iterable[list[Left]]:
+        return self.temporary, self.quarantined, self.chunks
+
+
+@dataclass(slots=True)
+class Aim:
+    """What is to leave. None: no such bound."""
+
+    max_bytes: int | None = None
+    older_than_s: float | None = None
+
+    def refuse_nonsense(self) -> None:
+        """Raise ConfigError for a number below zero."""
+        for key in ("max_bytes", "older_than_s"):
+            value = getattr(self, key)
+            require(value is None or value >= 0, key, f"is {value}: give 0 or more")
+
+    def choose(self, found: list[Candidate], used: int, now: float) -> list[Candidate]:
+        """Of ``found``, ordered by use, those that leave where ``used`` bytes lie."""
+        chosen = []
+        for candidate in found:
+            old = self.older_than_s is not None and candidate.stamp < now - self.older_than_s
+            above = self.max_bytes is not None and used > self.max_bytes
+            if not old and not above:
+                break  # the rest is younger, and fits
+            chosen.append(candidate)
+            used -= candidate.size
+        return chosen
+
+
+def maintain(
+    root: str,
+    max_bytes: int | None = None,
+    older_than_s: float | None = None,
+    namespace: str | None = None,
+    dry_run: bool = False,
+    *,
+    wall_clock: Callable[[], float] = time.time,
+    pause: Callable[[float], None] = time.sleep,
+) -> Report:
+    """Clean up ``root``, or one namespace of it, and say what left.
+
+    ``max_bytes`` bounds all that lies there, or in the namespace. Where engines may have promised
+    chunks without a need to say so, it says that it is about to delete and pauses for the grace
+    time first. Raises ConfigError for a wrong call, KVTiersError if the root cannot be read.
+    """
+    aim = Aim(max_bytes, older_than_s)
+    aim.refuse_nonsense()
+    with map_errors("maintain", root):
+        chosen = _namespaces(root, namespace)
+        work = _Pass(root, chosen, namespace is not None, dry_run, Report(), wall_clock)
+        work.remove_temporary()
+        work.remove_quarantined()
+        work.remove_chunks(aim, pause)
+        work.remove_empty_folders()
+    return work.report
+
+
+def _namespaces(root: str, namespace: str | None) -> list[str]:
+    ours = [n for n in sorted(names.namespaces(root)) if has_our_manifest(os.path.join(root, n))]
+    if namespace is None:
+        return ours
+    if namespace not in ours:
+        raise bad_option("namespace", f"is {namespace!a}, which {root} does not hold")
+    return [namespace]
+
+
+@dataclass(slots=True)
+class _Pass:
+    root: str
+    namespaces: list[str]
+    narrowed: bool
+    """Whether it is about one namespace only."""
+    dry_run: bool
+    report: Report
+    wall_clock: Callable[[], float]
+
+    def remove_temporary(self) -> None:
+        for namespace in self.namespaces:
+            dead = scratch.dead(self.root, namespace)
+            if not self.dry_run:
+                scratch.sweep(self.root, [namespace])
+            for name, size in dead:
+                if self.dry_run or not os.path.lexists(os.path.join(self.root, name)):
+                    self.report.temporary.append((name, size))
+                else:
+                    self.report.failed.append(name)
+
+    def remove_quarantined(self) -> None:
+        for namespace in self.namespaces:
+            self._remove(quarantine.overfull(self.root, namespace), self.report.quarantined)
+
+    def remove_chunks(self, aim: Aim, pause: Callable[[float], None]) -> None:
+        now = self.wall_clock()
+        found = [c for folder in self._candidates() for c in folder]
+        free = sorted(c for c in found if not stamps.in_use(c.stamp, now))
+        used = tree.measure(self.root, self.namespaces if self.narrowed else None)
+        chosen = aim.choose(free, used, now)
+        if chosen and not self.dry_run and self._announce():
+            pause(stamps.GRACE_S)
+        for at in range(0, len(chosen), _PORTION):
+            self._remove(chosen[at : at + _PORTION], self.report.chunks)
+        rest = used - sum(c.size for c in chosen)
+        if aim.max_bytes is not None and rest > aim.max_bytes:
+            self.report.in_use += len(found) - len(free)
+
+    def _candidates(self) -> Iterator[list[Candidate]]:
+        return tree.candidates(self.root, self.namespaces)
+
+    def _announce(self) -> bool:
+        """Say that chunks are about to leave; whether engines have to be given time."""
+        with QuotaFile(self.root) as file, file.locked() as quota:
+            bury_dead(self.root, quota)
+            known = quota.cleaning_until > self.wall_clock()
+            quota.cleaning_until = self.wall_clock() + _ANNOUNCED_S
+            bounded = any(m.capacity is not None for m in quota.members.values())
+            return bounded and not known  # the others mark whatever they find
+
+    def _remove(self, going: list[Candidate], left: list[Left]) -> None:
+        if self.dry_run:
+            left += [(c.name, c.size) for c in going]
+        elif going:
+            with QuotaFile(self.root) as file, file.locked() as quota:
+                if quota.cleaning_until:
+                    quota.cleaning_until = self.wall_clock() + _ANNOUNCED_S
+                for candidate in going:
+                    self._remove_one(candidate, quota, left)
+
+    def _remove_one(self, known: Candidate, quota: Quota, left: list[Left]) -> None:
+        path = os.path.join(self.root, known.name)
+        try:
+            info = os.lstat(path)
+            used = known.stamp and info.st_mtime != known.stamp
+            if used or not take_away(path, known.stamp, self.wall_clock()):
+                self.report.in_use += 1
+                return
+        except FileNotFoundError:
+            return
+        except OSError:
+            self.report.failed.append(known.name)
+            return
+        quota.free(info.st_size)
+        left.append((known.name, info.st_size))
+
+    def remove_empty_folders(self) -> None:
+        for namespace in self.namespaces:
+            folder = os.path.join(self.root, namespace)
+            for name in sorted(filter(names.is_fan, os.listdir(folder))):
+                with contextlib.suppress(OSError):  # it has something in it, or got something
+                    if self.dry_run:
+                        if not os.listdir(os.path.join(folder, name)):
+                            self.report.empty_folders.append(f"{namespace}/{name}")
+                        continue
+                    os.rmdir(os.path.join(folder, name))
+                    self.report.empty_folders.append(f"{namespace}/{name}")
+
+
+def stated_capacity(root: str) -> int | None:
+    """The bound that living engines keep ``root`` within, or the last ones kept; None if none."""
+    return read_quota(root).stated

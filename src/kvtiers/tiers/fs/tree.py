@@ -1,0 +1,96 @@
+"""Walks over all that lies under a root: to count it, and to find what may leave."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from kvtiers.tiers.fs import names
+
+
+class Candidate(NamedTuple):
+    """A file that may leave; ordered by when it is to leave."""
+
+    stamp: float
+    """Its time in seconds (see ``stamps``); 0 for one that nobody finds any more."""
+    name: str
+    """Relative to the root."""
+    size: int
+
+
+def measure(root: str, namespaces: Iterable[str] | None = None) -> int:
+    """Bytes of all files of ours under ``root``, or in some namespaces. Raises OSError.
+
+    A file that is renamed meanwhile may be counted twice and is never missed: they go from
+    ``tmp`` to the chunks and from the chunks to ``quarantine``, and are visited in that order.
+    """
+    total = 0
+    if namespaces is None:
+        total = _size(os.path.join(root, names.QUOTA))
+        namespaces = names.namespaces(root)
+    for namespace in namespaces:
+        folder = os.path.join(root, namespace)
+        below = [e.path for e in _entries(folder) if e.is_dir(follow_symlinks=False)]
+        for place in sorted(below, key=_visit):
+            total += sum(_size(path) for path in _files(place))
+        total += sum(_size(e.path) for e in _entries(folder) if not _is_folder(e))
+    return total
+
+
+def _visit(path: str) -> tuple[int, str]:
+    name = os.path.basename(path)
+    return {names.TEMP: 0, names.QUARANTINE: 2}.get(name, 1), name
+
+
+def candidates(root: str, namespaces: Iterable[str] | None = None) -> Iterator[list[Candidate]]:
+    """What may leave, folder by folder. What cannot be listed is left out."""
+    with contextlib.suppress(OSError):
+        for namespace in names.namespaces(root) if namespaces is None else namespaces:
+            yield quarantined(root, namespace)
+            for fan in sorted(e.name for e in _entries(os.path.join(root, namespace))):
+                if names.is_fan(fan):
+                    yield _chunks(root, f"{namespace}/{fan}")
+
+
+def quarantined(root: str, namespace: str) -> list[Candidate]:
+    """The damaged chunks that were put aside."""
+    found = _chunks(root, f"{namespace}/{names.QUARANTINE}")
+    return [candidate._replace(stamp=0.0) for candidate in found]
+
+
+def _chunks(root: str, folder: str) -> list[Candidate]:
+    found = []
+    for entry in _entries(os.path.join(root, folder)):
+        left = names.is_leaving(entry.name)
+        if left or names.chunk_key(entry.name) is not None:
+            with contextlib.suppress(OSError):
+                if not _is_folder(entry):
+                    info = entry.stat(follow_symlinks=False)
+                    stamp = 0.0 if left else info.st_mtime
+                    found.append(Candidate(stamp, f"{folder}/{entry.name}", info.st_size))
+    return found
+
+
+def _files(folder: str) -> Iterator[str]:
+    for where, _, file_names in os.walk(folder):
+        for name in file_names:
+            yield os.path.join(where, name)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:  # gone meanwhile, no folder, or another user's
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)

@@ -1,0 +1,295 @@
+"""A disk that is full, read-only or broken: misses, one line, a metric, and recovery by itself."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtiers.chunks import Lookup
+from kvtiers.errors import ConfigError, Kind
+from kvtiers.events import ChunksRemoved, Reason
+from tests.unit.tiers.fs.fs_kit import Folder, capacity, read, write
+from tests.unit.tiers.fs.test_tier import bench
+from tests.unit.tiers.tier_kit import key, payload
+
+ROOT = Path(__file__).parents[4]
+
+INSIDE = """
+import logging, subprocess, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from kvtiers.errors import Kind
+from kvtiers.events import Reason
+from tests.unit.tiers.fs.fs_kit import Folder, capacity, read, write
+from tests.unit.tiers.tier_kit import key, payload
+place = Path(sys.argv[1])
+lines = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+logging.getLogger("kvtiers").addHandler(Keep())
+logging.getLogger("kvtiers").setLevel(logging.INFO)
+def mount(*options):
+    subprocess.run(["mount", *options, str(place)], check=True)
+mount("-t", "tmpfs", "-o", "size=1m", "tmpfs")
+folder = Folder(place / "kv")
+"""
+
+
+def on_a_small_disk(tmp_path: Path, body: str) -> None:
+    """Run ``body`` with a file system of 1 MiB at ``place``, which nobody else sees."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    ours = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
+    command = [*ours, sys.executable, "-c", INSIDE + body, str(place), *sys.path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert list(place.iterdir()) == []
+
+
+def test_a_full_disk_below_the_capacity_makes_ours_leave(tmp_path: Path) -> None:
+    on_a_small_disk(
+        tmp_path,
+        """
+store = folder.open(capacity_fraction=0.9)
+hog = place / "hog"
+hog.write_bytes(bytes(600_000))
+for n in range(60):
+    assert write(store, n) == [None], n
+assert len(folder.removed) > 20
+assert {reason for _, reason in folder.removed} == {Reason.EVICTED}
+assert read(store, 59) == [payload(59)]
+gone = len(folder.removed)
+hog.unlink()
+folder.let_promises_end()
+for n in range(60, 90):
+    assert write(store, n) == [None]
+assert len(folder.removed) == gone, "there is room again"
+assert lines == [], "nothing failed"
+store.scan()
+assert store.used_bytes == folder.disk_bytes()
+store.check()
+store.close()
+""",
+    )
+
+
+def test_a_disk_that_others_filled_costs_misses_and_recovers(tmp_path: Path) -> None:
+    on_a_small_disk(
+        tmp_path,
+        """
+store = folder.open(capacity_fraction=0.9)
+write(store, 1, 2)
+store.contains([key(1), key(2)])
+hog = open(place / "hog", "wb", buffering=0)
+try:
+    while hog.write(bytes(4096)) == 4096:
+        pass
+except OSError:
+    pass
+assert write(store, 3, 4, 5) == [Kind.FULL] * 3
+assert read(store, 1, 2) == [payload(1), payload(2)], "promised: they stayed"
+assert store.contains([key(1), key(3)]) == [True, False]
+(line,) = lines
+assert "write fails" in line and "No space left on device" in line
+hog.truncate(0)
+assert write(store, 3, 4, 5) == [None] * 3
+assert lines[1:] == [f"{folder.root}: write works again"]
+store.close()
+""",
+    )
+
+
+def test_an_engine_starts_on_a_disk_that_its_own_chunks_filled(tmp_path: Path) -> None:
+    on_a_small_disk(
+        tmp_path,
+        """
+store = folder.open(capacity_fraction=0.9)
+write(store, *range(40))
+store.close()
+hog = open(place / "hog", "wb", buffering=0)
+try:
+    while hog.write(bytes(4096)) == 4096:
+        pass
+except OSError:
+    pass
+store = folder.open(capacity_fraction=0.9)
+assert write(store, 50, 51, 52) == [None] * 3
+assert read(store, 52) == [payload(52)]
+store.close()
+""",
+    )
+
+
+def test_a_disk_that_turns_read_only_goes_on_being_read(tmp_path: Path) -> None:
+    on_a_small_disk(
+        tmp_path,
+        """
+for options in ({"capacity_fraction": 0.9}, {"eviction": "external"}):
+    lines.clear()
+    folder = Folder(place / next(iter(options)))
+    store = folder.open(**options)
+    write(store, 1, 2)
+    mount("--bind", str(place))  # upon itself: of what is open stays open
+    mount("-o", "remount,bind,ro")
+    assert store.contains([key(1), key(2), key(3)]) == [True, True, False]
+    assert read(store, 1, 2) == [payload(1), payload(2)]
+    assert write(store, 1, 3, 4) == [None, Kind.IO, Kind.IO]
+    (line,) = lines
+    assert "write fails" in line and "Read-only file system" in line
+    subprocess.run(["umount", str(place)], check=True)
+    assert write(store, 3, 4) == [None] * 2
+    assert lines[1:] == [f"{folder.root}: write works again"]
+    assert read(store, 3) == [payload(3)]
+    store.check()
+    store.close()
+""",
+    )
+
+
+def failing(code: int, *calls: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        for call in calls:
+            patch.setattr(os, call, refuse)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.EDQUOT, Kind.FULL),
+        (errno.ENOSPC, Kind.FULL),
+        (errno.EIO, Kind.IO),
+        (errno.EROFS, Kind.IO),
+        (errno.EACCES, Kind.IO),
+    ],
+)
+def test_writes_that_fail_are_said_once_and_pass(
+    folder: Folder, caplog: pytest.LogCaptureFixture, code: int, kind: Kind
+) -> None:
+    caplog.set_level("INFO", logger="kvtiers")
+    store = folder.open(capacity_bytes=capacity(20))
+    write(store, 1)
+    store.contains([key(1)])
+    with pytest.MonkeyPatch.context() as patch:
+        failing(code, "pwritev")(patch)
+        assert write(store, *range(2, 10)) == [kind] * 8
+        assert read(store, 1) == [payload(1)]
+    assert caplog.text.count("write fails") == 1
+    assert caplog.text.count(os.strerror(code)) == 1
+    assert write(store, *range(2, 10)) == [None] * 8
+    assert caplog.text.count("write works again") == 1
+    assert store.used_bytes == folder.disk_bytes()
+    store.check()
+    store.close()
+
+
+def test_chunks_do_not_leave_for_a_disk_that_stays_full_all_the_same(folder: Folder) -> None:
+    store = folder.open(capacity_bytes=capacity(40))
+    write(store, *range(30))
+    with pytest.MonkeyPatch.context() as patch:
+        failing(errno.EDQUOT, "pwritev")(patch)
+        assert write(store, *range(100, 110)) == [Kind.FULL] * 10
+        assert len(folder.removed) == 2
+        folder.clock.advance(61)
+        assert write(store, 100) == [Kind.FULL]
+        assert len(folder.removed) == 4, "once a minute it may have changed"
+    assert write(store, 100) == [None]
+    assert store.used_bytes == folder.disk_bytes()
+    store.close()
+
+
+def test_a_file_system_without_locks_keeps_no_bound(folder: Folder) -> None:
+    def no_locks(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(ConfigError) as caught:
+            folder.open()
+        assert str(caught.value).startswith('eviction is "own", but the file system that holds')
+        assert "has no locks" in str(caught.value)
+        store = folder.open(eviction="external")
+        assert write(store, 1) == [None]
+        assert read(store, 1) == [payload(1)]
+        store.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_reads_that_fail_are_misses_said_once_and_pass(
+    folder: Folder, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    caplog.set_level("INFO", logger="kvtiers")
+    store = folder.open()
+    write(store, 1, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        failing(code, "preadv")(patch)
+        assert read(store, 1, 2, 1) == [Kind.IO] * 3
+    assert folder.removed == [], "nobody knows whether they are gone"
+    assert caplog.text.count("read fails") == 1
+    assert read(store, 1, 2) == [payload(1), payload(2)]
+    assert caplog.text.count("read works again") == 1
+    store.close()
+
+
+def test_a_trouble_that_comes_and_goes_is_said_once_a_minute(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = folder.open()
+    for n in range(30):
+        with pytest.MonkeyPatch.context() as patch:
+            failing(errno.EIO, "pwritev")(patch)
+            assert write(store, n) == [Kind.IO]
+        assert write(store, n) == [None]
+        folder.clock.advance(3)
+    assert caplog.text.count("write fails") == 2
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS, errno.ENOSPC])
+def test_a_quota_file_that_cannot_be_written_fails_writes_and_recovers(
+    folder: Folder, code: int
+) -> None:
+    store = folder.open(capacity_bytes=capacity(3))
+    write(store, 1, 2, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        failing(code, "pwrite")(patch)
+        assert write(store, 4, 5) == [Kind.FULL if code == errno.ENOSPC else Kind.IO] * 2
+        assert folder.disk_bytes() <= capacity(3)
+    assert write(store, 4, 5, 6, 7) == [None] * 4
+    assert folder.disk_bytes() <= capacity(3)
+    assert store.used_bytes == folder.disk_bytes()
+    store.check()
+    store.close()
+
+
+def test_a_broken_disk_through_the_tier(tmp_path: Path) -> None:
+    """The runner leaves the tier alone, says misses, and comes back by itself."""
+    with bench(tmp_path / "kv", capacity_bytes=capacity(20)) as tier:
+        tier.run(tier.store_job(1, 2))
+        tier.tier.take_events()
+        with pytest.MonkeyPatch.context() as patch:
+            failing(errno.EIO, "pwritev", "preadv")(patch)
+            for n in range(10, 16):
+                outcome = tier.run(tier.store_job(n))
+                assert outcome.failed[key(n)].kind is Kind.IO
+                if tier.lookup(1) == [Lookup.MISS]:
+                    break
+            assert tier.lookup(1, 2) == [Lookup.MISS] * 2, "left alone"
+        tier.clock.advance(60)
+        assert tier.run(tier.store_job(20)).done == (key(20),)
+        assert tier.resolve(1, 20) == [Lookup.HIT] * 2
+        assert not any(
+            isinstance(e, ChunksRemoved) and e.reason is not Reason.EVICTED
+            for e in tier.tier.take_events()
+        )
