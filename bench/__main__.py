@@ -51,11 +51,13 @@ def _log(given: argparse.Namespace) -> list[list[str]]:
 
 def _ttft(given: argparse.Namespace) -> list[list[str]]:
     model = ["--model", given.model] if given.model else []
-    return [["bench.ttft", *model, *_tiny(given), "--root", given.root]]
+    common = [*model, *_tiny(given), "--root", given.root]
+    return [["bench.ttft", *common], ["bench.ttft", *common, "--layout", "log"]]
 
 
 def _io(given: argparse.Namespace) -> list[list[str]]:
-    return [["bench.io_steps", *_tiny(given), "--root", given.root]]
+    common = [*_tiny(given), "--root", given.root]
+    return [["bench.io_steps", *common], ["bench.io_steps", *common, "--layout", "log"]]
 
 
 def _import(given: argparse.Namespace) -> list[list[str]]:

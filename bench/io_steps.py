@@ -1,6 +1,7 @@
 """A scheduler step while every lane of an ``fs`` tier is at work, over the same step at rest.
 
-    python -m bench.io_steps [--blocks 7] [--steps 50] [--root DIR] [--tiny]
+    python -m bench.io_steps [--blocks 7] [--steps 50] [--root DIR] [--layout files|log]
+                             [--tiny]
 
 Our manager with one ``fs`` tier: chunks of 512 KiB in a shared mapping, real files. The timed step
 is 64 lookups of chunks in host memory, 64 chunks stored and confirmed, and the end of the step,
@@ -37,6 +38,9 @@ from kvtiers.chunks import ChunkLayout, GroupLayout, Namespace
 from kvtiers.tiers import build_tier
 
 PATIENCE_S = 60.0
+DISK_BYTES = 8 << 30
+NAMES = {"files": "io", "log": "io_log"}
+"""How the figures of each layout are called."""
 _QUEUED = 8
 """Pieces of work (1 MiB and more) that are queued when a step at work begins; lanes have theirs."""
 
@@ -76,14 +80,14 @@ class Step:
 class Bench:
     """A manager, its tier and the memory between them."""
 
-    def __init__(self, root: str, size: Size) -> None:
+    def __init__(self, root: str, size: Size, layout: str) -> None:
         self.root, self.size = root, size
         self._memory = memoryview(mmap.mmap(-1, size.slots * size.chunk_bytes))
         for slot in range(size.slots):
             view = self._view(slot, size.chunk_bytes, True)
             view[:] = slot.to_bytes(4, "little") * (size.chunk_bytes // 4)
         self.tier: Any = build_tier(
-            {"type": "fs", "root_dir": root, "capacity_fraction": 0.9},
+            {"type": "fs", "root_dir": root, "layout": layout, "capacity_bytes": DISK_BYTES},
             0,
             namespace=Namespace({"bench": "io_steps"}),
             layout=ChunkLayout((GroupLayout(0, size.chunk_bytes, TOKENS),)),
@@ -213,9 +217,9 @@ def p99_ratio(rest: Sequence[Sequence[Step]], work: Sequence[Sequence[Step]]) ->
     return at_work / at_rest
 
 
-def measure(root: str, size: Size) -> None:
+def measure(root: str, size: Size, layout: str = "files") -> None:
     """Print every line."""
-    bench = Bench(root, size)
+    bench = Bench(root, size, layout)
     blocks: dict[bool, list[list[Step]]] = {False: [], True: []}
     work_s = 0.0
     try:
@@ -227,14 +231,18 @@ def measure(root: str, size: Size) -> None:
                     bench.wait_until_idle()
                     work_s += (time.monotonic() - began) * at_work
                     bench.settle()
-        remark("MODE", "io", "O_DIRECT" if bench.tier.store.direct else "buffered")
+        remark("MODE", NAMES[layout], "O_DIRECT" if bench.tier.store.direct else "buffered")
     finally:
         bench.close()
-    report(blocks[False], blocks[True], work_s, size)
+    report(NAMES[layout], blocks[False], blocks[True], work_s, size)
 
 
 def report(
-    rest: Sequence[Sequence[Step]], work: Sequence[Sequence[Step]], work_s: float, size: Size
+    part: str,
+    rest: Sequence[Sequence[Step]],
+    work: Sequence[Sequence[Step]],
+    work_s: float,
+    size: Size,
 ) -> None:
     """Print the lines."""
     flat = {"rest": [s for b in rest for s in b], "work": [s for b in work for s in b]}
@@ -242,7 +250,7 @@ def report(
     busy = statistics.mean(s.lanes_busy for s in flat["work"])
     remark(
         "RATE",
-        "io",
+        part,
         f"{moved / work_s / 1e9:.2f} GB/s stored and as much loaded; {busy:.0%} of the lanes busy",
     )
     for name, steps in flat.items():
@@ -250,16 +258,18 @@ def report(
         text = " ".join(
             f"{statistics.median(v):.3f} {percentile(v, 0.99):.3f}" for v in (wall, ran)
         )
-        remark("TIME", f"io.step.{name}", f"{text} ms: median, p99; the same of processor time")
+        remark("TIME", f"{part}.step.{name}", f"{text} ms: median, p99; the same of processor time")
         waits, lost = (sum(getattr(s, w) for s in steps) for w in ("waits", "preemptions"))
         remark(
-            "NOTE", f"io.step.{name}", f"{waits} waits, {lost} preemptions in {len(steps)} steps"
+            "NOTE",
+            f"{part}.step.{name}",
+            f"{waits} waits, {lost} preemptions in {len(steps)} steps",
         )
     dice = random.Random(0)
     picks = [[dice.randrange(len(rest)) for _ in rest] for _ in range(200)]
     again = [p99_ratio([rest[i] for i in p], [work[i] for i in p]) for p in picks]
     low, _, high = statistics.quantiles(again, n=4)
-    figure("FLAT", "io.step_p99", p99_ratio(rest, work), (low, high))
+    figure("FLAT", f"{part}.step_p99", p99_ratio(rest, work), (low, high))
 
 
 def main() -> None:
@@ -267,11 +277,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--layout", choices=("files", "log"), default="files")
     parser.add_argument("--root", default=tempfile.gettempdir(), help="where to make a folder")
     parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvtiers-bench-", dir=given.root) as root:
-        measure(root, TINY if given.tiny else Size(given.blocks, given.steps))
+        measure(root, TINY if given.tiny else Size(given.blocks, given.steps), given.layout)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Time to first token from host memory and from disk, beside a device hit of the same length.
 
     python -m bench.ttft --model DIR [--rounds 9] [--tokens 2000] [--threads N] [--root DIR]
+                         [--layout files|log]
+                         [--layout files|log]
 
 A real vLLM on the CPU, engine and worker in this process, one request at a time. A round asks for
 the same prompt three times, in an order that turns: with its blocks in the device's prefix cache;
@@ -12,8 +14,8 @@ measured instead. Prints::
 
     MODE ttft.disk O_DIRECT|buffered, cold files
     NOTE ttft <threads of the model, cached tokens and bytes of an answer>
-    TIME ttft.<device|host|disk> <ms>
-    RATIO ttft.<host|disk> <over the device hit of the same round: median of the rounds>
+    TIME ttft.<device|host|disk|log> <ms>
+    RATIO ttft.<host|disk|log> <over the device hit of the same round: median of the rounds>
 """
 
 import argparse
@@ -43,8 +45,12 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 HOST_BYTES = 1 << 28
+DISK_BYTES = 1 << 30
+_PART_BYTES = 4 << 20
 MODEL = ".models/SmolLM2-135M-Instruct"
 PLACES = ("device", "host", "disk")
+LAYOUTS = {"files": "disk", "log": "log"}
+"""And how the figure of each is called."""
 REST_S = 30.0
 LANES = 16
 """Lanes of the tier that may read; its defaults."""
@@ -79,7 +85,7 @@ class Answer:
 class Engine:
     """A running engine with one ``fs`` tier in ``root``."""
 
-    def __init__(self, model: str, root: str) -> None:
+    def __init__(self, model: str, root: str, layout: str) -> None:
         from vllm import LLM
 
         self.llm = LLM(
@@ -91,7 +97,7 @@ class Engine:
             max_model_len=4096,
             skip_tokenizer_init=True,
             disable_log_stats=False,
-            kv_transfer_config=_offloading(root),
+            kv_transfer_config=_offloading(root, layout),
         )
         self.root = root
         self._engine = self.llm.llm_engine
@@ -138,17 +144,23 @@ class Engine:
     @property
     def direct(self) -> bool:
         """Whether the tier goes past the page cache."""
-        return bool(self.manager.core.tiers[0].tier.store.direct)
+        return bool(self.store.direct)
+
+    @property
+    def store(self) -> Any:
+        """That of the tier."""
+        return self.manager.core.tiers[0].tier.store
 
 
-def _offloading(root: str) -> dict[str, Any]:
+def _offloading(root: str, layout: str) -> dict[str, Any]:
+    tier = {"type": "fs", "root_dir": root, "layout": layout, "capacity_bytes": DISK_BYTES}
     return {
         "kv_connector": "KVTiersConnector",
         "kv_connector_module_path": "kvtiers.engines.vllm",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "cpu_bytes_to_use": HOST_BYTES,
-            "secondary_tiers": [{"type": "fs", "root_dir": root, "capacity_fraction": 0.9}],
+            "secondary_tiers": [tier],
         },
     }
 
@@ -160,11 +172,11 @@ def set_environment(threads: int) -> None:
 
 
 @contextmanager
-def running(model: str, root: str) -> Iterator[Engine]:
+def running(model: str, root: str, layout: str) -> Iterator[Engine]:
     """An engine, gone afterwards."""
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
-    engine = Engine(model, root)
+    engine = Engine(model, root, layout)
     try:
         yield engine
     finally:
@@ -172,9 +184,9 @@ def running(model: str, root: str) -> Iterator[Engine]:
         ensure_kv_transfer_shutdown()
 
 
-def measure(model: str, root: str, size: Size) -> None:
+def measure(model: str, root: str, size: Size, layout: str = "files") -> None:
     """Print every figure."""
-    with running(model, root) as engine:
+    with running(model, root, layout) as engine:
         prompt = random.Random(0).choices(range(3, engine.vocabulary), k=size.tokens)
         engine.ask(prompt)
         engine.rest()
@@ -187,7 +199,7 @@ def measure(model: str, root: str, size: Size) -> None:
                 turn = n % len(PLACES)
                 order = PLACES[turn:] + PLACES[:turn]
                 rounds.append({p: _ask(engine, p, prompt, expected).seconds for p in order})
-        report(rounds, engine, expected.cached)
+        report(rounds, engine, expected.cached, layout)
 
 
 def _ask(engine: Engine, place: str, prompt: Sequence[int], expected: Answer) -> Answer:
@@ -203,23 +215,24 @@ def _ask(engine: Engine, place: str, prompt: Sequence[int], expected: Answer) ->
 
 def make_cold(root: str) -> None:
     """Take the files under ``root`` out of the page cache."""
-    for file in Path(root).rglob("*.kvc"):
+    for file in Path(root).rglob("*.kv[cs]"):
         fd = os.open(file, os.O_RDONLY)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
 
 
-def bare_read_seconds(engine: Engine) -> float:
-    """How long it takes to open and read the chunks on disk, a thread for each file."""
-    files = sorted(Path(engine.root).rglob("*.kvc"))
-    memory = [mmap.mmap(-1, file.stat().st_size) for file in files]
+def bare_read_seconds(engine: Engine, stored: int) -> float:
+    """How long it takes to read so many bytes from those files, with as many threads."""
+    parts = list(_parts(engine.root, stored))
+    memory = [mmap.mmap(-1, nbytes) for _, _, nbytes in parts]
     if not engine.direct:
         make_cold(engine.root)
 
-    def read(file: Path, into: mmap.mmap) -> None:
+    def read(part: tuple[Path, int, int], into: mmap.mmap) -> None:
+        file, offset, _ = part
         fd = os.open(file, os.O_RDONLY | (os.O_DIRECT if engine.direct else 0))
-        os.preadv(fd, [into], 0)
+        os.preadv(fd, [into], offset)
         os.close(fd)
 
     for each in memory:
@@ -227,29 +240,38 @@ def bare_read_seconds(engine: Engine) -> float:
     with ThreadPoolExecutor(LANES) as lanes:
         list(lanes.map(lambda n: None, range(LANES)))  # the threads are there
         began = time.perf_counter()
-        list(lanes.map(read, files, memory))
+        list(lanes.map(read, parts, memory))
         return time.perf_counter() - began
 
 
-def report(rounds: Sequence[dict[str, float]], engine: Engine, cached: int) -> None:
+def _parts(root: str, nbytes: int) -> Iterator[tuple[Path, int, int]]:
+    """(file, offset, length) of what holds the first ``nbytes``, 4 MiB at most each."""
+    for file in sorted(Path(root).rglob("*.kv[cs]")):
+        end = min(nbytes, file.stat().st_size)
+        nbytes -= end
+        for offset in range(0, end, _PART_BYTES):
+            yield file, offset, min(_PART_BYTES, end - offset)
+
+
+def report(rounds: Sequence[dict[str, float]], engine: Engine, cached: int, layout: str) -> None:
     """Print the lines."""
     import torch
 
-    remark("MODE", "ttft.disk", "O_DIRECT" if engine.direct else "buffered, cold files")
-    stored = sum(f.stat().st_size for f in Path(engine.root).rglob("*.kvc"))
-    bare = statistics.median(bare_read_seconds(engine) for _ in rounds) * 1e3
+    names = {"device": "device", "host": "host", "disk": LAYOUTS[layout]}
+    remark("MODE", f"ttft.{names['disk']}", "O_DIRECT" if engine.direct else "buffered, cold files")
+    stored = sum(entry.bytes for entry in engine.store.scan())
+    bare = statistics.median(bare_read_seconds(engine, stored) for _ in rounds) * 1e3
     remark(
         "NOTE",
         "ttft",
-        f"{torch.get_num_threads()} threads; {cached} cached tokens in every answer; their files "
+        f"{torch.get_num_threads()} threads; {cached} cached tokens in every answer; their chunks "
         f"have {stored / 1e6:.1f} MB, which a bare loop on as many lanes reads in {bare:.1f} ms",
     )
     for place in PLACES:
-        remark(
-            "TIME", f"ttft.{place}", f"{statistics.median(r[place] for r in rounds) * 1e3:.2f} ms"
-        )
-    for place in PLACES[1:]:
-        median_of("RATIO", f"ttft.{place}", [r[place] / r["device"] for r in rounds])
+        took = statistics.median(r[place] for r in rounds)
+        remark("TIME", f"ttft.{names[place]}", f"{took * 1e3:.2f} ms")
+    for place in PLACES[1:] if layout == "files" else ["disk"]:  # host memory is the same
+        median_of("RATIO", f"ttft.{names[place]}", [r[place] / r["device"] for r in rounds])
 
 
 def main() -> None:
@@ -260,12 +282,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     parser.add_argument("--root", default=tempfile.gettempdir(), help="where to make a folder")
+    parser.add_argument("--layout", choices=LAYOUTS, default="files")
     parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvtiers-bench-", dir=given.root) as root:
         size = TINY if given.tiny else Size(given.tokens, given.rounds)
         set_environment(given.threads)
-        measure(str(Path(given.model).resolve()), root, size)
+        measure(str(Path(given.model).resolve()), root, size, given.layout)
 
 
 if __name__ == "__main__":

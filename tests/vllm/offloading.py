@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvtiers.tiers.urls import open_place
+
 CHUNK_BYTES = {"llama": 512 * 1024}
 """Bytes of a chunk of one block (128 tokens)."""
 
@@ -48,6 +50,12 @@ def settle(engine: Any) -> None:
         ours()
     use = manager.core.use
     assert (use.filling, use.pinned, use.orphaned) == (0, 0, 0), f"not at rest: {manager!r}"
+
+
+def chunks_in(root: Path) -> int:
+    """How many chunks lie under ``root``, in whatever layout."""
+    place = open_place(f"fs://{root}", lambda sentence: None)
+    return sum(len(list(place.entries(found.id))) for found in place.namespaces())
 
 
 def files_of(root: Path) -> list[Path]:

@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from bench import flat, fs_files, fs_log, imports, io_steps, manager, ttft
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
 
@@ -70,18 +72,20 @@ def test_fs_files(tmp_path, monkeypatch):
     assert "fs.files" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
 
 
-def test_steps_at_work(capsys, tmp_path):
-    io_steps.measure(str(tmp_path), io_steps.TINY)
+@pytest.mark.parametrize(("layout", "name"), [("files", "io"), ("log", "io_log")])
+def test_steps_at_work(capsys, tmp_path, layout, name):
+    io_steps.measure(str(tmp_path), io_steps.TINY, layout)
     lines = printed(capsys)
-    assert figures_of(lines).keys() == {"FLAT io.step_p99"}
-    assert "io" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
+    assert figures_of(lines).keys() == {f"FLAT {name}.step_p99"}
+    assert name in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
 
 
-def test_time_to_first_token(capsys, tmp_path, checkpoint):
-    ttft.measure(str(checkpoint("llama")), str(tmp_path), ttft.TINY)
+@pytest.mark.parametrize(("layout", "names"), [("files", ["host", "disk"]), ("log", ["log"])])
+def test_time_to_first_token(capsys, tmp_path, checkpoint, layout, names):
+    ttft.measure(str(checkpoint("llama")), str(tmp_path), ttft.TINY, layout)
     lines = [line for line in capsys.readouterr().out.splitlines() if is_ours(line)]
-    assert figures_of(lines).keys() == {"RATIO ttft.host", "RATIO ttft.disk"}
-    assert "ttft.disk" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
+    assert figures_of(lines).keys() == {f"RATIO ttft.{name}" for name in names}
+    assert f"ttft.{names[-1]}" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
 
 
 def test_cold_files_can_still_be_read(tmp_path):

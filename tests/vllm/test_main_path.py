@@ -7,6 +7,7 @@ other shapes, and in bf16 that shows.
 import pytest
 
 from tests.vllm.offloading import (
+    chunks_in,
     disk,
     files_of,
     manager_of,
@@ -19,6 +20,9 @@ from tests.vllm.offloading import (
 TOKENS = 2000
 CACHED = 1920
 CHUNKS = 15
+
+
+LAYOUTS = pytest.mark.parametrize("layout", ["files", "log"])
 
 
 def oracle(engine, prompt):
@@ -53,8 +57,9 @@ def test_host_hit(engine, prompt):
         assert metrics["vllm:external_prefix_cache_hits"] == CACHED
 
 
-def test_disk_hit_after_host_eviction(engine, prompt, tmp_path):
-    config = offload(10e6, secondary_tiers=[disk(tmp_path)])
+@LAYOUTS
+def test_disk_hit_after_host_eviction(engine, prompt, tmp_path, layout):
+    config = offload(10e6, secondary_tiers=[disk(tmp_path, layout=layout)])
     with engine(kv_transfer_config=config) as e:
         expected = oracle(e, prompt(TOKENS))
         flood(e, prompt)
@@ -65,17 +70,18 @@ def test_disk_hit_after_host_eviction(engine, prompt, tmp_path):
         assert e.metrics()["vllm:kv_offload_tiering_read_bytes"] == CHUNKS * 512 * 1024
 
 
-def test_disk_hit_after_a_restart_and_in_a_second_engine(engine, prompt, tmp_path):
-    config = offload(secondary_tiers=[disk(tmp_path)])
+@LAYOUTS
+def test_disk_hit_after_a_restart(engine, prompt, tmp_path, layout):
+    config = offload(secondary_tiers=[disk(tmp_path, layout=layout)])
     with engine(kv_transfer_config=config) as e:
         expected = oracle(e, prompt(TOKENS))
-    assert len(files_of(tmp_path)) == CHUNKS
+    assert chunks_in(tmp_path) == CHUNKS
     for _ in range(2):
-        with engine(kv_transfer_config=offload(secondary_tiers=[disk(tmp_path)])) as e:
+        with engine(kv_transfer_config=config) as e:
             assert e.ask(prompt(TOKENS)) == [expected]
             assert e.cached == [CACHED]
             settle(e)
-            assert len(files_of(tmp_path)) == CHUNKS
+            assert chunks_in(tmp_path) == CHUNKS
 
 
 def test_a_part_of_the_prefix_is_loaded_and_the_rest_computed(engine, prompt):

@@ -45,7 +45,7 @@ def readme(root):
     config = json.loads(re.search(r"--kv-transfer-config '(.*?)'", text, re.DOTALL)[1])
     extra = config["kv_connector_extra_config"]
     extra["cpu_bytes_to_use"] = 64_000_000
-    extra["secondary_tiers"][0] |= {"root_dir": str(root), "capacity_bytes": 500_000_000}
+    extra["secondary_tiers"][0] |= {"root_dir": str(root), "capacity_fraction": 0.1}
     return config
 
 
