@@ -78,6 +78,7 @@ class Room:
         self._wall_clock = wall_clock
         self._hopeless_until: float | None = None
         self._said_stuck = False
+        self._counting = threading.Lock()
         self._turn = threading.Lock()
         """Held while files leave, so that two lanes do not evict for the same need."""
 
@@ -87,13 +88,25 @@ class Room:
         Raises KVTiersError if that is impossible: ``Kind.FULL``, or ``Kind.IO`` because files
         that should leave cannot be deleted. Raises FileNotFoundError if the root is gone.
         """
+        if self._account.take(size):
+            return
         while not self._account.take(size):
             with self._turn:
                 if self._account.take(size):
-                    return
+                    break
                 if size > self._account.capacity - RESERVED_BYTES - STATE_BYTES:
                     raise self._full(size)
                 self._make_room(_Need(size))
+        self._count_now_and_then()
+
+    def _count_now_and_then(self) -> None:
+        """What strangers delete is claimed until somebody counts; other lanes write meanwhile."""
+        if self._account.count_is_due() and self._counting.acquire(blocking=False):
+            try:
+                with contextlib.suppress(OSError):
+                    self._account.count()
+            finally:
+                self._counting.release()
 
     def fill(self, size: int) -> None:
         """What was reserved is on the disk."""

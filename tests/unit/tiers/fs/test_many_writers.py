@@ -304,6 +304,21 @@ def test_what_strangers_delete_is_found_out_when_room_is_lacking(folder: Folder)
     store.close()
 
 
+def test_what_strangers_delete_is_found_out_in_time(folder: Folder) -> None:
+    """E.g. a namespace of another model that somebody removed, while there is enough to evict."""
+    store = folder.open(capacity_bytes=capacity(10))
+    write(store, *range(10))
+    for n in range(5):
+        folder.file(n).unlink()
+    assert write(store, 10) == [None]
+    assert folder.removed == [(key(5), Reason.EVICTED)], "not yet"
+    folder.wall.advance(601)
+    assert write(store, 11, *range(12, 15)) == [None] * 4
+    assert len(folder.removed) == 2
+    assert store.used_bytes == folder.disk_bytes()
+    store.close()
+
+
 def test_an_engine_that_ends_gives_back_what_it_did_not_use(folder: Folder) -> None:
     one, two = (folder.open(capacity_bytes=capacity(2000)) for _ in range(2))
     write(one, 1)
