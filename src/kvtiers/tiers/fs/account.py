@@ -17,7 +17,7 @@ from kvtiers.tiers.options import bad_option
 _log = logging.getLogger("kvtiers")
 
 _LOOK_FOR_DEAD_S = 5.0
-_COUNT_EVERY_S = 600.0
+COUNT_EVERY_S = 600.0
 _FASTEST = 4 << 30
 """Bytes per second that no root is filled faster than: tells when evictions are far away."""
 
@@ -190,10 +190,10 @@ class Account:
             turn.quota.counted(found, before, self._wall_clock())
         self.suspect = False
 
-    def count_is_due(self) -> bool:
-        """Whether nobody has counted for so long that others may have deleted much."""
+    def count_is_old(self, seconds: float = COUNT_EVERY_S) -> bool:
+        """Whether nobody has counted for so long: strangers may have deleted much since."""
         age = self._wall_clock() - self._file.peek().counted_at
-        return abs(age) >= _COUNT_EVERY_S  # the clock of who counted may be ahead
+        return abs(age) >= seconds  # the clock of who counted may be ahead
 
     def evictions_are_near(self, wall_now: float) -> bool:
         """Whether chunks may leave so soon that a hit has to be made known to others."""

@@ -293,11 +293,14 @@ def test_a_lost_quota_file_is_made_again_by_counting(folder: Folder, how: str) -
     two.close()
 
 
-def test_what_strangers_delete_is_found_out_when_room_is_lacking(folder: Folder) -> None:
+def test_what_strangers_delete_is_found_out_before_there_is_no_room(folder: Folder) -> None:
     store = folder.open(capacity_bytes=capacity(3))
     write(store, 1, 2, 3)
     for n in (1, 2, 3):
         folder.file(n).unlink()
+    assert write(store, 4) == [Kind.FULL]
+    folder.wall.advance(61)
+    folder.clock.advance(61)
     assert write(store, 4, 5, 6) == [None] * 3
     assert store.used_bytes == folder.disk_bytes()
     assert folder.removed == []
