@@ -55,7 +55,6 @@ CALLS = (
     "scandir",
     "listdir",
     "statvfs",
-    "access",
 )
 MODULES = (
     account,

@@ -17,6 +17,7 @@ from kvtiers.tiers.options import bad_option
 _log = logging.getLogger("kvtiers")
 
 _LOOK_FOR_DEAD_S = 5.0
+COUNT_EVERY_S = 600.0
 _FASTEST = 4 << 30
 """Bytes per second that no root is filled faster than: tells when evictions are far away."""
 
@@ -42,10 +43,17 @@ class Account:
     ``capacity_bytes`` None: a member that only says that eviction is not ours.
     """
 
-    def __init__(self, root: str, capacity_bytes: int | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        root: str,
+        capacity_bytes: int | None,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
         self._root = root
         self._capacity = capacity_bytes
         self._clock = clock
+        self._wall_clock = wall_clock
         self._file = QuotaFile(root)
         self._name: str | None = None
         self._lock = threading.Lock()
@@ -179,8 +187,13 @@ class Account:
             before = turn.quota.begin_count()
         found = count(self._root)
         with self.turn() as turn:
-            turn.quota.counted(found, before)
+            turn.quota.counted(found, before, self._wall_clock())
         self.suspect = False
+
+    def count_is_old(self, seconds: float = COUNT_EVERY_S) -> bool:
+        """Whether nobody has counted for so long: strangers may have deleted much since."""
+        age = self._wall_clock() - self._file.peek().counted_at
+        return abs(age) >= seconds  # the clock of who counted may be ahead
 
     def evictions_are_near(self, wall_now: float) -> bool:
         """Whether chunks may leave so soon that a hit has to be made known to others."""

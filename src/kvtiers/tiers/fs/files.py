@@ -79,7 +79,7 @@ class FilesStore:
         bound = None
         if self._owns:
             bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
-        self._account = Account(self._root, bound, context.clock)
+        self._account = Account(self._root, bound, context.clock, context.wall_clock)
         self._room = self._bounded_room() if self._owns else Unbounded()
         self._place = Workplace(context.namespace, self._root, self._account, self._room)
         self._place.open(self._io)

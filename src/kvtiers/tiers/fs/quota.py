@@ -47,6 +47,8 @@ class Quota:
     """All that was ever granted: what a count has to add for what went on meanwhile."""
     suspect: bool = False
     """Somebody died with a grant: ``claimed`` may be more than there is."""
+    counted_at: float = 0.0
+    """Wall-clock time at which the last count ended."""
     cleaning_until: float = 0.0
     """Wall-clock time up to which a maintenance pass may delete chunks at any moment."""
     stated: int | None = None
@@ -122,12 +124,13 @@ class Quota:
         """What :meth:`counted` wants to be told of the time before the count."""
         return sum(m.held for m in self.members.values()) - self.granted
 
-    def counted(self, found: int, before: int) -> None:
-        """A walk that began at ``before`` found so many bytes on the disk.
+    def counted(self, found: int, before: int, at: float) -> None:
+        """A walk that began at ``before`` and ended ``at`` found so many bytes on the disk.
 
         Whatever it missed was paid for by what members held then, or were granted since.
         """
         self.claimed = found + before + self.granted
+        self.counted_at = at
         self.suspect = False
 
     def to_bytes(self) -> bytes:
@@ -136,6 +139,7 @@ class Quota:
             "claimed": self.claimed,
             "granted": self.granted,
             "suspect": self.suspect,
+            "counted_at": self.counted_at,
             "cleaning_until": self.cleaning_until,
             "stated": self.stated,
             "members": {name: [m.capacity, m.held] for name, m in sorted(self.members.items())},
@@ -175,6 +179,7 @@ def _quota(state: dict[str, Any]) -> Quota:
         _whole(state["claimed"]),
         int(state["granted"]),
         bool(state["suspect"]),
+        float(state["counted_at"]),
         float(state["cleaning_until"]),
         _whole(state["stated"]),
         members,

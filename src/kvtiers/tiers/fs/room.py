@@ -17,6 +17,7 @@ from kvtiers.errors import Kind, KVTiersError, Retry
 from kvtiers.tiers.fs.account import Account, Turn
 from kvtiers.tiers.fs.leaving import take_away
 from kvtiers.tiers.fs.quota import RESERVED_BYTES, STATE_BYTES, Quota
+from kvtiers.tiers.fs.tree import measure
 from kvtiers.tiers.fs.victims import Victims
 
 _log = logging.getLogger("kvtiers")
@@ -27,6 +28,8 @@ _MAX_DELETES = 512
 """Files that leave in one turn at the quota file, while others wait for theirs."""
 _ROUNDS = 2
 """How often the end of the tree is reached in vain; the first walk may have begun long ago."""
+_TRUSTED_S = 60.0
+"""Before there is no room one looks whether a count that is older still holds."""
 _HOPELESS_S = 1.0
 """After a walk that found nothing to evict there is none for so long."""
 
@@ -78,6 +81,7 @@ class Room:
         self._wall_clock = wall_clock
         self._hopeless_until: float | None = None
         self._said_stuck = False
+        self._counting = threading.Lock()
         self._turn = threading.Lock()
         """Held while files leave, so that two lanes do not evict for the same need."""
 
@@ -87,13 +91,25 @@ class Room:
         Raises KVTiersError if that is impossible: ``Kind.FULL``, or ``Kind.IO`` because files
         that should leave cannot be deleted. Raises FileNotFoundError if the root is gone.
         """
+        if self._account.take(size):
+            return
         while not self._account.take(size):
             with self._turn:
                 if self._account.take(size):
-                    return
+                    break
                 if size > self._account.capacity - RESERVED_BYTES - STATE_BYTES:
                     raise self._full(size)
                 self._make_room(_Need(size))
+        self._count_now_and_then()
+
+    def _count_now_and_then(self) -> None:
+        """What strangers delete is claimed until somebody counts; other lanes write meanwhile."""
+        if self._account.count_is_old() and self._counting.acquire(blocking=False):
+            try:
+                with contextlib.suppress(OSError):
+                    self._account.count()
+            finally:
+                self._counting.release()
 
     def fill(self, size: int) -> None:
         """What was reserved is on the disk."""
@@ -195,8 +211,8 @@ class Room:
         need.rounds += self._victims.look_further()
         if need.rounds <= _ROUNDS:
             return
-        if not need.counted and not need.regardless:  # what others took away may still be claimed
-            self._count(need)
+        if not need.counted and not need.regardless and self._account.count_is_old(_TRUSTED_S):
+            self._count(need)  # what strangers took away may still be claimed
             return
         self._hopeless_until = now + _HOPELESS_S
         raise self._error(need)
@@ -230,11 +246,11 @@ class Room:
         return self._account.used_bytes
 
     def check(self) -> None:
-        """Raise AssertionError if it is above the capacity although files can be deleted."""
+        """Raise AssertionError if more lies there than may although files can be deleted."""
         self._account.check()
         self._victims.check()
-        if not self._victims.stuck:
-            assert self.used_bytes <= self._account.capacity, "above the capacity"
+        if self._account.counted and not self._victims.stuck:
+            assert measure(self._root) <= self._account.capacity, "above the capacity"
 
     def __repr__(self) -> str:
         return f"<Room {self._account}, {self._victims}>"

@@ -38,11 +38,15 @@ def move_up(path: str, at: float) -> None:
 
 
 def promise(path: str, ns: int) -> bool | None:
-    """Mark ``path`` as in use; False if it is not there, None if it cannot be marked."""
+    """Mark ``path`` as in use; False if it is not there, None if it cannot be marked.
+
+    A name can be taken away (see ``leaving``) after the kernel has looked it up and before it sets
+    the time: then the mark came too late. So the name has to be there afterwards, too.
+    """
     try:
         os.utime(path, ns=(ns, ns), follow_symlinks=False)
     except FileNotFoundError:
         return False
     except OSError:
         return None
-    return True
+    return os.access(path, os.F_OK)

@@ -293,14 +293,32 @@ def test_a_lost_quota_file_is_made_again_by_counting(folder: Folder, how: str) -
     two.close()
 
 
-def test_what_strangers_delete_is_found_out_when_room_is_lacking(folder: Folder) -> None:
+def test_what_strangers_delete_is_found_out_before_there_is_no_room(folder: Folder) -> None:
     store = folder.open(capacity_bytes=capacity(3))
     write(store, 1, 2, 3)
     for n in (1, 2, 3):
         folder.file(n).unlink()
+    assert write(store, 4) == [Kind.FULL]
+    folder.wall.advance(61)
+    folder.clock.advance(61)
     assert write(store, 4, 5, 6) == [None] * 3
     assert store.used_bytes == folder.disk_bytes()
     assert folder.removed == []
+    store.close()
+
+
+def test_what_strangers_delete_is_found_out_in_time(folder: Folder) -> None:
+    """E.g. a namespace of another model that somebody removed, while there is enough to evict."""
+    store = folder.open(capacity_bytes=capacity(10))
+    write(store, *range(10))
+    for n in range(5):
+        folder.file(n).unlink()
+    assert write(store, 10) == [None]
+    assert folder.removed == [(key(5), Reason.EVICTED)], "not yet"
+    folder.wall.advance(601)
+    assert write(store, 11, *range(12, 15)) == [None] * 4
+    assert len(folder.removed) == 2
+    assert store.used_bytes == folder.disk_bytes()
     store.close()
 
 

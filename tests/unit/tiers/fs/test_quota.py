@@ -18,7 +18,7 @@ def account(capacity: int, claimed: int | None = 0) -> Quota:
 def test_nothing_is_granted_before_somebody_counted() -> None:
     quota = account(1000, claimed=None)
     assert quota.grant(ONE, 1) == 0
-    quota.counted(900, quota.begin_count())
+    quota.counted(900, quota.begin_count(), at=1.5)
     assert quota.grant(ONE, 101) == 0
     assert quota.grant(ONE, 100) == 100
     assert quota.available() == 0
@@ -51,7 +51,7 @@ def test_a_dead_engines_grant_is_claimed_until_a_count() -> None:
     quota.bury([ONE])
     assert quota.suspect
     assert quota.available() == 700
-    quota.counted(100, quota.begin_count())
+    quota.counted(100, quota.begin_count(), at=1.5)
     assert quota.available() == 900
     assert not quota.suspect
 
@@ -181,7 +181,7 @@ class Disk(RuleBasedStateMachine):
     def count_ends(self) -> None:
         if self.counts:
             found, before = self.counts.pop()
-            self.quota.counted(found, before)
+            self.quota.counted(found, before, at=0.0)
 
     @rule()
     def reread(self) -> None:
