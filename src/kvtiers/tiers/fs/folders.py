@@ -92,6 +92,16 @@ def open_root(root_dir: str) -> str:
     return root
 
 
+def refuse_log(root: str) -> None:
+    """Raise ConfigError if ``root`` holds a log, whose bytes another layout would not count."""
+    if os.path.lexists(os.path.join(root, names.LOG)):
+        raise bad_option(
+            "root_dir",
+            f'is {root}, which holds a log: set layout to "log", name another folder, or bring its '
+            "chunks over with kvtiers migrate",
+        )
+
+
 def unusable(root: str, error: OSError) -> Exception:
     """The ConfigError for a root that cannot be worked in."""
     return bad_option(

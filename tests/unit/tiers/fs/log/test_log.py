@@ -279,6 +279,12 @@ def test_a_folder_with_files_is_refused(log):
         log.open()
 
 
+def test_the_other_layout_refuses_a_log(log):
+    log.open().close()
+    with pytest.raises(ConfigError, match="which holds a log"):
+        FilesStore(context(), str(log.root), capacity_bytes=1 << 20)
+
+
 def test_too_little_capacity_is_refused(log):
     with pytest.raises(ConfigError, match="capacity_bytes leaves") as refused:
         log.open(capacity_bytes=3 * SEGMENT)
