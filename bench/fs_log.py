@@ -293,7 +293,7 @@ def index_lines(root: str, chunks: int) -> Iterator[str]:
         if code != (-signal.SIGKILL if kill else 0):
             raise SystemExit(f"filling a log ended with {code}")
         seconds, per_chunk = _child(f"reopen({place!r}, {chunks})").stdout.split()
-        yield f"COST fs.log.{name} {float(seconds):.2f}"
+        yield f"COST fs.log.{name} {float(seconds):.3f}"
         if not kill:
             yield f"COST fs.log.index_bytes {float(per_chunk):.0f}"
 
