@@ -11,7 +11,7 @@ from kvtiers.tiers.fs.log.core import LogCore, mapped
 from kvtiers.tiers.fs.log.format import MAX_ROWS
 from kvtiers.tiers.fs.log.index import Place
 from kvtiers.tiers.fs.log.pool import RUN_PAGES
-from kvtiers.tiers.fs.log.segment import padded, pages
+from kvtiers.tiers.fs.log.segment import is_odd, padded, pages
 
 T = TypeVar("T")
 
@@ -54,8 +54,9 @@ def _read_run(
         whole = core.files.read(number, page, buffers)
     except OSError as e:
         error = mapped("read", core.files.path(number), e)
-        for _, i, _ in run:
-            results[i] = error
+        for _, i, item in run:
+            odd = is_odd(e)
+            results[i] = _corrupt("its segment is no file", item.key) if odd else error
         return
     for (at, i, item), body in zip(run, filled, strict=True):
         if not whole:
