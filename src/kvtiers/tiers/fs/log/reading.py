@@ -52,6 +52,7 @@ def _read_run(
         following = at.page + at.pages
     try:
         whole = core.files.read(number, page, buffers)
+        problem = "its checksum differs" if whole else "its segment is short"
     except OSError as e:
         error = mapped("read", core.files.path(number), e)
         for _, i, item in run:
@@ -59,10 +60,8 @@ def _read_run(
             results[i] = _corrupt("its segment is no file", item.key) if odd else error
         return
     for (at, i, item), body in zip(run, filled, strict=True):
-        if not whole:
-            results[i] = _corrupt("its segment is short", item.key)
-        elif fmt.checksum(core.namespace, item.key, body) != at.checksum:
-            results[i] = _corrupt("its checksum differs", item.key)
+        if fmt.checksum(core.namespace, item.key, body) != at.checksum:
+            results[i] = _corrupt(problem, item.key)
         elif body is not item.view:
             item.view[:] = body[: item.view.nbytes]
 

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import map_errors
@@ -199,8 +200,10 @@ class Roller:
         with self._core.lock:
             used = [p for p in self._lying_in(victim) if self._core.index.was_used(p[1])]
         for run in runs(sorted(used)):
-            room -= sum(at.pages for at, _ in run)
-            if room < 0 or not self._copy(victim, run):
+            sizes = accumulate(at.pages for at, _ in run)
+            part = [chunk for chunk, size in zip(run, sizes, strict=True) if size <= room]
+            room -= sum(at.pages for at, _ in part)
+            if not part or not self._copy(victim, part):
                 break
 
     def _copy(self, victim: Segment, run: Sequence[tuple[Place, Key]]) -> bool:
