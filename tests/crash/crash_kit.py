@@ -1,9 +1,11 @@
 """A store of either layout that tells a pipe what it is about to lose, and what must be there."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,10 +14,10 @@ from typing import Any
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.events import Reason
-from kvtiers.testing.values import LAYOUT, NAMESPACE, ManualClock, Slots, chunk
+from kvtiers.testing.values import LAYOUT, NAMESPACE, Slots, chunk
 from kvtiers.testing.values import key as named
 from kvtiers.tiers.base import Item, RemovalReport, StoreContext
-from kvtiers.tiers.fs import names
+from kvtiers.tiers.fs import names, stamps
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 
@@ -41,8 +43,8 @@ def open_store(
     **options: Any,
 ) -> Any:
     """A bounded store; ``removed`` is its ``on_removed``."""
-    wall = ManualClock(1_700_000_000.0)
-    context = StoreContext("test", "1:test", NAMESPACE, LAYOUT, ManualClock(), wall, removed)
+    clocks = time.monotonic, time.time
+    context = StoreContext("test", "1:test", NAMESPACE, LAYOUT, *clocks, removed)
     return STORES[layout](context, str(root), **{"capacity_bytes": CAPACITY} | options)
 
 
@@ -59,6 +61,7 @@ def wrong(store: Any, ns: Iterable[int]) -> dict[int, Any]:
     slots = Slots([key(n) for n in ns])
     views = slots.views(writable=True)
     errors = store.read([Item(key(n), v) for n, v in zip(ns, views, strict=True)])
+    let_promises_end(Path(store._root))
     return {
         n: error or "wrong bytes"
         for i, (n, error) in enumerate(zip(ns, errors, strict=True))
@@ -69,7 +72,18 @@ def wrong(store: Any, ns: Iterable[int]) -> dict[int, Any]:
 def present(store: Any) -> set[int]:
     """The chunks that it says are there."""
     there = store.contains(list(NUMBER_OF))
+    let_promises_end(Path(store._root))
     return {n for n, yes in zip(NUMBER_OF.values(), there, strict=True) if yes}
+
+
+def let_promises_end(root: Path) -> None:
+    """As if the time had passed for which chunks stay that were found or read."""
+    now = time.time()
+    for path in root.glob("*/*/*.kvc"):
+        with contextlib.suppress(FileNotFoundError):
+            stamp = path.stat().st_mtime
+            if stamps.in_use(stamp, now):
+                os.utime(path, (now, stamp - stamps.GRACE_S - 1))
 
 
 # -- what a child says ----------------------------------------------------------------------------
@@ -109,15 +123,15 @@ def _announce_segments(fd: int) -> Iterator[None]:
 
 @contextmanager
 def _announce_files(fd: int) -> Iterator[None]:
-    unlink = os.unlink
+    replace = os.replace
 
-    def told(path: Any, **options: Any) -> None:
-        found = names.chunk_key(os.path.basename(path))
-        if found is not None:
+    def told(old: Any, new: Any, **options: Any) -> None:
+        found = names.chunk_key(os.path.basename(old))
+        if found is not None and names.is_leaving(os.path.basename(new)):
             say(fd, "leaving", [NUMBER_OF[found]])
-        unlink(path, **options)
+        replace(old, new, **options)
 
-    os.unlink = told  # type: ignore[assignment]
+    os.replace = told  # type: ignore[assignment]
     yield
 
 
@@ -190,12 +204,16 @@ def verify(
 def assert_accounts(layout: str, root: Path, store: Any, capacity: int) -> None:
     """What the store counts is what lies there, within its capacity, and nothing else does."""
     store.check()
-    files = [p for p in root.rglob("*") if p.is_file()]
-    ours = {p: p.lstat().st_size for p in files if p.name != "lock"}
-    strange = [p for p in ours if p.suffix not in (".kvs", ".kvc") and p.name != names.MANIFEST]
-    assert strange == [], "left over"
+    ours = {p: p.lstat().st_size for p in root.rglob("*") if p.is_file() and p.name != "lock"}
+    assert [p for p in ours if not _belongs(p.name)] == [], "left over"
     total = sum(ours.values())
     assert total <= capacity, "above the capacity"
     manifests = sum(size for p, size in ours.items() if p.name == names.MANIFEST)
     counted = store.used_bytes + (manifests if layout == "log" else 0)
     assert counted == total, "the accounts are wrong"
+
+
+def _belongs(name: str) -> bool:
+    """What was about to leave when its owner died is counted, and leaves first."""
+    known = names.chunk_key(name) is not None or name in (names.MANIFEST, names.QUOTA)
+    return known or name.endswith(".kvs") or names.is_leaving(name)

@@ -29,6 +29,8 @@ def main(layout: str, root: str, direct_io: str, fsync: str, first: str) -> None
             errors = write(store, ns)
             say(1, "stored", [n for n, e in zip(ns, errors, strict=True) if e is None])
             recent = [*recent[-6:], n]
+            if n % 5:
+                continue
             bad = {n: e for n, e in wrong(store, recent[:2]).items() if isinstance(e, str)}
             assert not bad, bad
 
