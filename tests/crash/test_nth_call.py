@@ -19,7 +19,7 @@ CASES = [
     ("log", "opening", "before", 1, OPENING),
     ("log", "opening", "middle", 1, WRITES),
     ("files", "life", "middle", 29, WRITES),
-    ("files", "life", "before", 331, ALL),
+    ("files", "life", "before", 1009, ALL),
     ("files", "opening", "before", 1, OPENING),
 ]
 
