@@ -1,3 +1,5 @@
 import pytest
 
-pytest.register_assert_rewrite("tests.laws", "tests.model", "tests.unit")  # also under python -O
+pytest.register_assert_rewrite(
+    "tests.crash", "tests.laws", "tests.model", "tests.unit"
+)  # also under python -O

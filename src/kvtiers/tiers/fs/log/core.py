@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 from kvtiers.chunks import Key
@@ -9,9 +10,9 @@ from kvtiers.errors import Kind, KVTiersError, Retry, map_errors
 from kvtiers.tiers.base import StoreContext
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import Row
-from kvtiers.tiers.fs.log.index import LogIndex
+from kvtiers.tiers.fs.log.index import LogIndex, Place
 from kvtiers.tiers.fs.log.pool import Pool, Run, Segment, State
-from kvtiers.tiers.fs.log.segment import SegmentFiles, padded
+from kvtiers.tiers.fs.log.segment import SegmentFiles, is_lost, padded
 
 _log = logging.getLogger("kvtiers")
 
@@ -28,6 +29,8 @@ class LogCore:
         self.files = files
         self.pool = pool
         self.index = LogIndex()
+        self.deletions: deque[Key] = deque()
+        """Chunks that are gone, which the log does not say yet."""
         self.lock = threading.Lock()
 
     def take_place(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
@@ -41,9 +44,17 @@ class LogCore:
             return active, run
 
     def append(
-        self, segment: Segment, run: Run, payloads: Sequence[memoryview]
+        self,
+        segment: Segment,
+        run: Run,
+        payloads: Sequence[memoryview],
+        moved_from: Sequence[Place] = (),
     ) -> KVTiersError | None:
-        """Write a run to its place and make it visible; all of it, or nothing."""
+        """Write a run to its place and make it visible; all of it, or nothing.
+
+        ``moved_from``: where its chunks lay until now; one that is there no more is not made
+        visible, and written down as deleted.
+        """
         try:
             bodies = [padded(payload) for payload in payloads]
             rows = [
@@ -54,12 +65,25 @@ class LogCore:
             self.files.write(segment.number, run.page, [head, *(b for b in bodies if b.nbytes)])
             with self.lock:
                 segment.wrote(rows)
-                self.index.put(segment.number, [row for row in rows if row[2]])
+                there = self._still_there(rows, moved_from) if moved_from else rows
+                self.index.put(segment.number, [row for row in there if row[2]])
         except OSError as e:
+            if is_lost(e):
+                with self.lock:
+                    segment.give_up()
             return mapped("write", self.files.path(segment.number), e)
         finally:
             self._end_write(segment)
         return None
+
+    def _still_there(self, rows: Sequence[Row], moved_from: Sequence[Place]) -> list[Row]:
+        there = []
+        for row, at in zip(rows, moved_from, strict=True):
+            if self.index.find(row[0]) == at:
+                there.append(row)
+            else:
+                self.deletions.append(row[0])
+        return there
 
     def _end_write(self, segment: Segment) -> None:
         with self.lock:

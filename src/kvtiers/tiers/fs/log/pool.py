@@ -132,6 +132,10 @@ class Segment:
         self._table_bytes += head
         return run
 
+    def give_up(self) -> None:
+        """Its file is lost: there is no more room in it."""
+        self.next_page = self.nbytes // PAGE_BYTES
+
     def wrote(self, rows: Iterable[Row]) -> None:
         """These are on the disk."""
         for row in rows:

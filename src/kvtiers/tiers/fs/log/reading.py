@@ -11,7 +11,7 @@ from kvtiers.tiers.fs.log.core import LogCore, mapped
 from kvtiers.tiers.fs.log.format import MAX_ROWS
 from kvtiers.tiers.fs.log.index import Place
 from kvtiers.tiers.fs.log.pool import RUN_PAGES
-from kvtiers.tiers.fs.log.segment import padded, pages
+from kvtiers.tiers.fs.log.segment import is_odd, padded, pages
 
 T = TypeVar("T")
 
@@ -52,16 +52,16 @@ def _read_run(
         following = at.page + at.pages
     try:
         whole = core.files.read(number, page, buffers)
+        problem = "its checksum differs" if whole else "its segment is short"
     except OSError as e:
         error = mapped("read", core.files.path(number), e)
-        for _, i, _ in run:
-            results[i] = error
+        for _, i, item in run:
+            odd = is_odd(e)
+            results[i] = _corrupt("its segment is no file", item.key) if odd else error
         return
     for (at, i, item), body in zip(run, filled, strict=True):
-        if not whole:
-            results[i] = _corrupt("its segment is short", item.key)
-        elif fmt.checksum(core.namespace, item.key, body) != at.checksum:
-            results[i] = _corrupt("its checksum differs", item.key)
+        if fmt.checksum(core.namespace, item.key, body) != at.checksum:
+            results[i] = _corrupt(problem, item.key)
         elif body is not item.view:
             item.view[:] = body[: item.view.nbytes]
 

@@ -33,7 +33,8 @@ def read_table(files: SegmentFiles, number: int, header: Header) -> list[Row] | 
 def scan_segment(files: SegmentFiles, number: int, header: Header) -> list[Row]:
     """The whole, undamaged chunks of this use of the segment, in the order of their pages.
 
-    A write that was under way when its process died leaves a gap; what lies behind it counts.
+    A write that was under way when its process died leaves a gap; what lies behind it counts, and
+    what the next owner put into it: so it goes on behind what is whole, not behind what is torn.
     """
     end = header.segment_bytes // PAGE_BYTES
     window, page = _Window(files, number, end), FIRST_PAGE
@@ -43,8 +44,9 @@ def scan_segment(files: SegmentFiles, number: int, header: Header) -> list[Row]:
         if rows is None or not _inside(rows, end):
             page += 1
             continue
-        found += [row for row in rows if _whole(window, row, bytes.fromhex(header.namespace_id))]
-        page = max(page + 1, fmt.end_of(rows))
+        whole = [row for row in rows if _whole(window, row, bytes.fromhex(header.namespace_id))]
+        found += whole
+        page = max(page + 1, fmt.end_of(whole))
     return found
 
 

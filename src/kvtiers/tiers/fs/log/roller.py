@@ -5,17 +5,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import map_errors
 from kvtiers.events import Reason
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log.core import LogCore
+from kvtiers.tiers.fs.log.core import LogCore, mapped
 from kvtiers.tiers.fs.log.format import Header
 from kvtiers.tiers.fs.log.index import Place
 from kvtiers.tiers.fs.log.pool import Run, Segment, State
 from kvtiers.tiers.fs.log.reading import runs
-from kvtiers.tiers.fs.log.segment import pages
+from kvtiers.tiers.fs.log.segment import is_lost, pages
 
 _log = logging.getLogger("kvtiers")
 
@@ -41,6 +42,7 @@ class Roller:
         """Held by the lane that makes another segment the active one."""
         self._touched: deque[Key] = deque(maxlen=_MAX_TOUCHED)
         self._no_growth_until = 0.0
+        self._said_cannot_grow = False
 
     def touch(self, keys: Sequence[Key]) -> None:
         """These were used. Never waits."""
@@ -81,8 +83,7 @@ class Roller:
                 core.context.wall_clock(),
                 core.context.namespace.id,
             )
-            with map_errors("write", core.files.path(following.number)):
-                core.files.write_pages(following.number, 0, fmt.pack_header(header))
+            self._write_header(following, header)
             with core.lock:
                 following.begin(header.sequence, header.created_at)
                 core.pool.active = following
@@ -93,16 +94,24 @@ class Roller:
         if seen is not None and last:
             core.seal(seen)
 
+    def _write_header(self, segment: Segment, header: Header) -> None:
+        core = self._core
+        try:
+            core.files.write_pages(segment.number, 0, fmt.pack_header(header))
+        except OSError as e:
+            if is_lost(e):
+                with core.lock:
+                    core.pool.forget(segment)
+            raise mapped("write", core.files.path(segment.number), e) from None
+
     def _spare(self) -> Segment:
         """A segment to begin. If none was prepared the oldest one leaves without more ado."""
         pool = self._core.pool
-        spare = pool.free() or self._grow()
-        while spare is None:
+        while (spare := pool.free() or self._grow()) is None:
             victim = pool.victim()
             if victim is None:
                 raise self._core.full("every segment is in use")
             self.empty(victim)
-            spare = pool.free()
         return spare
 
     def _grow(self) -> Segment | None:
@@ -124,20 +133,28 @@ class Roller:
                 with map_errors("write", path):
                     raise
             self._no_growth_until = core.context.clock() + _NO_GROWTH_S
-            _log.warning(
-                "%s cannot grow, so what it has is used again: %s", core.files.folder, e.strerror
-            )
+            self._say_cannot_grow(e)
             return None
+        self._said_cannot_grow = False
         return segment
+
+    def _say_cannot_grow(self, error: OSError) -> None:
+        """Once, until it did."""
+        if not self._said_cannot_grow:
+            self._said_cannot_grow = True
+            folder = self._core.files.folder
+            _log.warning("%s cannot grow, so what it has is used again: %s", folder, error.strerror)
 
     def prepare(self) -> None:
         """Have a free segment for the next time: the oldest leaves, what was used of it stays."""
         pool = self._core.pool
-        if pool.free() is not None or self._grow() is not None:
-            return
-        victim = pool.victim()
-        if victim is not None:
+        while pool.free() is None and self._grow() is None:
+            victim = pool.victim()
+            if victim is None:
+                return
             self.empty(victim, survive=True)
+            if victim.state is State.DRAINING:  # somebody reads from it yet
+                return
 
     def empty(self, victim: Segment, *, survive: bool = False) -> None:
         """Evict the chunks of ``victim``; ``survive``: but for some of those that were used."""
@@ -150,11 +167,28 @@ class Roller:
         with core.lock:
             evicted = [key for _, key in self._lying_in(victim)]
             core.index.drop(evicted)
+        self._erase(victim)
+        with core.lock:
             victim.clear()
             if not victim.reads:
                 victim.to(State.FREE)
+        self.remove_misfits()
         if evicted:
             core.context.on_removed(evicted, Reason.EVICTED)
+
+    def remove_misfits(self) -> None:
+        """Delete what holds nothing and is of no use, so that the log may grow instead."""
+        core = self._core
+        for segment in core.pool.misfits():
+            core.files.remove(segment.number)
+            with core.lock:
+                core.pool.forget(segment)
+            self._no_growth_until = 0.0
+
+    def _erase(self, victim: Segment) -> None:
+        """Nobody finds anything in it any more: what it holds may have been deleted elsewhere."""
+        with contextlib.suppress(OSError):
+            self._core.files.write(victim.number, 0, [pages(1)])
 
     def _lying_in(self, segment: Segment) -> list[tuple[Place, Key]]:
         found = ((key, self._core.index.find(key)) for key in dict.fromkeys(segment.keys))
@@ -166,8 +200,10 @@ class Roller:
         with self._core.lock:
             used = [p for p in self._lying_in(victim) if self._core.index.was_used(p[1])]
         for run in runs(sorted(used)):
-            room -= sum(at.pages for at, _ in run)
-            if room < 0 or not self._copy(victim, run):
+            sizes = accumulate(at.pages for at, _ in run)
+            part = [chunk for chunk, size in zip(run, sizes, strict=True) if size <= room]
+            room -= sum(at.pages for at, _ in part)
+            if not part or not self._copy(victim, part):
                 break
 
     def _copy(self, victim: Segment, run: Sequence[tuple[Place, Key]]) -> bool:
@@ -184,13 +220,14 @@ class Roller:
             start = (at.page - first.page) * PAGE_BYTES
             payload = buffer[start : start + at.pages * PAGE_BYTES]
             if fmt.checksum(core.namespace, key, payload) == at.checksum:
-                whole.append((key, payload))
+                whole.append((key, payload, at))
         while whole:
-            found = core.take_place([(key, payload.nbytes) for key, payload in whole])
+            found = core.take_place([(key, payload.nbytes) for key, payload, _ in whole])
             if found is None:
                 return False
             segment, written = found
             part, whole = whole[: len(written.rows)], whole[len(written.rows) :]
-            if core.append(segment, written, [payload for _, payload in part]) is not None:
+            _, payloads, places = zip(*part, strict=True)
+            if core.append(segment, written, payloads, places) is not None:
                 return False
         return True

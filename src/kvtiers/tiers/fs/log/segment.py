@@ -22,12 +22,23 @@ from kvtiers.tiers.fs.vectored import read_all, write_all
 SUFFIX = ".kvs"
 _NUMBER = re.compile(r"[0-9]{8}")
 _SCRATCH_PAGES = 8
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not block us
+_ODD = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR, errno.ENOTDIR)
 
 
 def pages(count: int) -> memoryview:
     """``count`` zero pages of aligned memory."""
     return memoryview(mmap.mmap(-1, count * PAGE_BYTES))
+
+
+def is_odd(error: OSError) -> bool:
+    """Whether something that is no regular file stands in the place of a segment."""
+    return error.errno in _ODD
+
+
+def is_lost(error: OSError) -> bool:
+    """Whether the file of a segment is not there, or another thing is."""
+    return error.errno == errno.ENOENT or is_odd(error)
 
 
 class SegmentFiles:
@@ -60,7 +71,8 @@ class SegmentFiles:
     def make(self, number: int, nbytes: int) -> None:
         """A new file with all of its blocks; none is left if there is no room for them."""
         path = self.path(number)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | _FLAGS, folders.FILE_MODE)
+        self._clear(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, folders.FILE_MODE)
         try:
             os.fchmod(fd, folders.FILE_MODE)
             os.posix_fallocate(fd, 0, nbytes)
@@ -73,16 +85,36 @@ class SegmentFiles:
         finally:
             os.close(fd)
 
+    def _clear(self, path: str) -> None:
+        """Whatever has the name of a new segment is nothing that we know."""
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                os.unlink(path)
+            except IsADirectoryError:
+                os.rmdir(path)
+
+    def restore_lengths(self) -> None:
+        """Give files that were cut short or lengthened the length that they say they have.
+
+        What else they hold is not lost with it.
+        """
+        for number, nbytes in self.numbers().items():
+            header = self.header(number) if nbytes >= PAGE_BYTES else None
+            if header is not None and header.segment_bytes != nbytes:
+                with contextlib.suppress(OSError), self.opened(number, 0, write=True) as fd:
+                    os.ftruncate(fd, header.segment_bytes)
+                    os.posix_fallocate(fd, 0, header.segment_bytes)
+
     def remove(self, number: int) -> None:
         """Delete the file; an absent one is fine."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(number))
 
     @contextlib.contextmanager
-    def opened(self, number: int, *, write: bool = False) -> Iterator[int]:
+    def opened(self, number: int, flags: int, *, write: bool = False) -> Iterator[int]:
         """A descriptor of the segment."""
         mode = os.O_RDWR if write else os.O_RDONLY
-        fd = os.open(self.path(number), mode | _FLAGS | (os.O_DIRECT if self.direct else 0))
+        fd = os.open(self.path(number), mode | _FLAGS | flags)
         try:
             yield fd
         finally:
@@ -90,45 +122,46 @@ class SegmentFiles:
 
     def write(self, number: int, page: int, buffers: Sequence[memoryview]) -> None:
         """Write whole pages from ``page`` on; on the device on return, if so asked."""
+        flags = os.O_DIRECT if self.direct else 0
         try:
-            self._write(number, page, buffers)
+            self._write(number, page, buffers, flags)
         except OSError as e:
-            if not self._refused(e):
+            if not _refused(e, flags):
                 raise
             copies = _aligned_copies(buffers)
-            if copies is None:
-                self.direct = False
-            self._write(number, page, copies or buffers)
+            self._write(number, page, copies or buffers, flags if copies else 0)
+            self._blame(copies)
 
-    def _write(self, number: int, page: int, buffers: Sequence[memoryview]) -> None:
-        with self.opened(number, write=True) as fd:
+    def _write(self, number: int, page: int, buffers: Sequence[memoryview], flags: int) -> None:
+        with self.opened(number, flags, write=True) as fd:
             write_all(fd, buffers, page * PAGE_BYTES)
             if self._fsync:
                 os.fdatasync(fd)
 
     def read(self, number: int, page: int, buffers: Sequence[memoryview]) -> bool:
         """Fill whole pages from ``page`` on; False if the file is shorter."""
+        flags = os.O_DIRECT if self.direct else 0
         try:
-            return self._read(number, page, buffers)
+            return self._read(number, page, buffers, flags)
         except OSError as e:
-            if not self._refused(e):
+            if not _refused(e, flags):
                 raise
         copies = _aligned_copies(buffers)
-        if copies is None:
-            self.direct = False
-            return self._read(number, page, buffers)
-        whole = self._read(number, page, copies)
-        for buffer, copy in zip(buffers, copies, strict=True):
+        whole = self._read(number, page, copies or buffers, flags if copies else 0)
+        self._blame(copies)
+        for buffer, copy in zip(buffers, copies or buffers, strict=True):
             if copy is not buffer:
                 buffer[:] = copy
         return whole
 
-    def _read(self, number: int, page: int, buffers: Sequence[memoryview]) -> bool:
-        with self.opened(number) as fd:
+    def _read(self, number: int, page: int, buffers: Sequence[memoryview], flags: int) -> bool:
+        with self.opened(number, flags) as fd:
             return read_all(fd, buffers, page * PAGE_BYTES) == sum(b.nbytes for b in buffers)
 
-    def _refused(self, error: OSError) -> bool:
-        return self.direct and error.errno == errno.EINVAL
+    def _blame(self, copies: list[memoryview] | None) -> None:
+        """The buffered way worked where O_DIRECT did not: because of the memory, or never here."""
+        if copies is None:
+            self.direct = False
 
     def scratch(self, data: bytes) -> memoryview:
         """``data``, whole pages, in aligned memory of this thread's own, until the next call."""
@@ -159,6 +192,10 @@ class SegmentFiles:
 
     def __repr__(self) -> str:
         return f"<SegmentFiles {self.folder} {'direct' if self.direct else 'buffered'}>"
+
+
+def _refused(error: OSError, flags: int) -> bool:
+    return bool(flags) and error.errno == errno.EINVAL
 
 
 def padded(payload: memoryview) -> memoryview:

@@ -6,7 +6,6 @@ Many chunks are written and read by one vectored call, and where each lies is in
 
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
@@ -68,8 +67,9 @@ class LogStore:
     ) -> None:
         self._context = context
         self._root = folders.open_root(root_dir)
-        self._deleted: deque[Key] = deque()
         self._said_damaged = self._closed = False
+        self._writers = 0
+        """Calls that may write to the disk: the last one out gives up the folder."""
         try:
             ownership.refuse_other_layout(self._root)
             self._ownership = ownership.Ownership(self._root)
@@ -91,10 +91,12 @@ class LogStore:
         ownership.open_namespace(self._root, self._context.namespace)
         files = SegmentFiles(self._ownership.folder, direct_io, fsync)
         room = capacity_bytes - ownership.other_bytes(self._root)
-        pool = _sized(self._context, room, files.numbers().values())
+        files.restore_lengths()
+        found = list(recovery.headers(files))
+        pool = _sized(self._context, room, [n for _, n, header in found if header])
         self._core = LogCore(self._context, files, pool)
         self._roller = Roller(self._core)
-        own, rows = self._find_segments(), []
+        own, rows = self._find_segments(found), []
         for segment, header in own:
             rows = self._take_in(segment, header)
         self._shrink()
@@ -108,10 +110,12 @@ class LogStore:
         if direct_io == "on" and not files.direct:
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
 
-    def _find_segments(self) -> list[tuple[Segment, Header]]:
+    def _find_segments(
+        self, found: Iterable[tuple[int, int, Header | None]]
+    ) -> list[tuple[Segment, Header]]:
         """Count all; those of this namespace, the oldest first."""
         own = []
-        for number, nbytes, header in recovery.headers(self._core.files):
+        for number, nbytes, header in found:
             segment = Segment(number, nbytes)
             if header is not None:
                 segment.state, segment.sequence = State.SEALED, header.sequence
@@ -133,13 +137,8 @@ class LogStore:
     def _shrink(self) -> None:
         """Bring what was found within a capacity, and to a length, that may have changed."""
         pool = self._core.pool
-        while True:
-            for segment in pool.misfits():
-                self._core.files.remove(segment.number)
-                pool.forget(segment)
-            victim = pool.victim()
-            if pool.used_bytes <= pool.capacity_bytes or victim is None:
-                return
+        self._roller.remove_misfits()
+        while pool.used_bytes > pool.capacity_bytes and (victim := pool.victim()) is not None:
             self._roller.empty(victim)
 
     def _resume(self, last: Segment, rows: Sequence[Row]) -> None:
@@ -151,18 +150,36 @@ class LogStore:
 
     def close(self) -> None:
         """Write down what the last segment holds; give the folder up."""
-        if self._closed:
-            return
+        with self._core.lock:
+            busy = self._closed or self._writers
+            self._closed = True
+        if not busy:
+            self._give_up()
+
+    @contextlib.contextmanager
+    def _writing(self, operation: str) -> Iterator[None]:
+        """Within, the folder stays ours, even if a call hangs while the store is closed."""
+        with self._core.lock:
+            self._refuse_if_closed(operation)
+            self._writers += 1
+        try:
+            yield
+        finally:
+            with self._core.lock:
+                self._writers -= 1
+                last = self._closed and not self._writers
+            if last:
+                self._give_up()
+
+    def _give_up(self) -> None:
         with contextlib.suppress(KVTiersError):
             self._flush_deletions()
-        self._closed = True
         core = self._core
         with core.lock:
             active, core.pool.active = core.pool.active, None
             if active is not None:
                 active.to(State.FULL)
-            last = active is not None and not active.writes
-        if active is not None and last:
+        if active is not None:
             core.seal(active)
         self._ownership.close()
 
@@ -176,7 +193,10 @@ class LogStore:
 
     def write(self, items: Sequence[Item]) -> list[KVTiersError | None]:
         """Append each item unless it is there: one call to the disk for many."""
-        self._refuse_if_closed("write")
+        with self._writing("write"):
+            return self._write(items)
+
+    def _write(self, items: Sequence[Item]) -> list[KVTiersError | None]:
         self._roller.note_uses()
         results = [self._unfit(item) for item in items]
         index = self._core.index
@@ -216,10 +236,10 @@ class LogStore:
 
     def delete(self, keys: Sequence[Key]) -> None:
         """Forget these chunks, and write down that they are forgotten."""
-        self._refuse_if_closed("delete")
-        with self._core.lock:
-            self._deleted.extend(self._core.index.drop(dict.fromkeys(keys)))
-        self._flush_deletions()
+        with self._writing("delete"):
+            with self._core.lock:
+                self._core.deletions.extend(self._core.index.drop(dict.fromkeys(keys)))
+            self._flush_deletions()
 
     def scan(self) -> Iterator[Entry]:
         """What is in the index; used when its segment was begun."""
@@ -258,7 +278,7 @@ class LogStore:
         gone: list[Key] = []
         with contextlib.suppress(IndexError):
             while len(gone) < fmt.MAX_ROWS:
-                key = self._deleted.popleft()
+                key = self._core.deletions.popleft()
                 if key not in self._core.index:  # else it was written again meanwhile
                     gone.append(key)
         return gone
@@ -286,7 +306,7 @@ class LogStore:
             with self._core.lock:
                 known = at is not None and self._core.index.drop_at(item.key, at)
             if known:
-                self._deleted.append(item.key)
+                self._core.deletions.append(item.key)
             if error.kind is Kind.VANISHED:
                 gone[Reason.VANISHED].append(item.key)
             elif known:

@@ -349,7 +349,7 @@ def test_a_write_that_fails_is_not_there_and_the_next_one_is(log, monkeypatch):
     write(store, 1)
     whole = SegmentFiles._write
 
-    def broken(self, number, page, buffers):
+    def broken(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(SegmentFiles, "_write", broken)
