@@ -5,7 +5,7 @@ BIN := .venv/bin
 MODEL := .models/SmolLM2-135M-Instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test bench check docs clean
+.PHONY: help setup model demo test soak bench check docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -21,6 +21,9 @@ demo: model ## serve a real model, replay a history with and without tiers, writ
 
 test: model ## the whole test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: setup ## storage under eviction, kills and damage for SOAK_S seconds (default 600)
+	@$(BIN)/python scripts/soak.py $(or $(SOAK_S),600)
 
 bench: model ## measure beside vLLM and the machine, write bench-results.json (10 minutes)
 	@$(BIN)/python -m bench --json bench-results.json $(BENCH_ARGS)
