@@ -289,8 +289,10 @@ class Watch:
         self.most = 0
 
     def changed(self) -> None:
-        """A capacity was stated; the smallest of the living rules."""
-        self._stated.append((time.monotonic(), min(w.capacity for w in self._workers)))
+        """A capacity was stated. The smallest of the living rules, so that while one of them was
+        away another may have gone as far as its own."""
+        now, stated = time.monotonic(), [w.capacity for w in self._workers]
+        self._stated += [(now, max(stated)), (now, min(stated))]
 
     def look(self) -> None:
         """Raises SystemExit if there is more than allowed."""
