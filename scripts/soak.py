@@ -290,7 +290,8 @@ class Watch:
 
     def changed(self) -> None:
         """A capacity was stated. The smallest of the living rules, so that while one of them was
-        away another may have gone as far as its own."""
+        away another may have gone as far as its own.
+        """
         now, stated = time.monotonic(), [w.capacity for w in self._workers]
         self._stated += [(now, max(stated)), (now, min(stated))]
 
