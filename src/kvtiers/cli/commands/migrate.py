@@ -4,7 +4,7 @@ import argparse
 import os
 
 from kvtiers.chunks import Namespace
-from kvtiers.cli.common import add_common, add_dry_run, add_namespace, chosen, whole
+from kvtiers.cli.common import add_common, add_dry_run, add_namespace, chosen, refuse_owned, whole
 from kvtiers.cli.output import Advance, Output, size
 from kvtiers.cli.transfer import Moved, absent, write_all
 from kvtiers.errors import ConfigError
@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     target = open_place(arguments.target, output.warn, make=True)
     if _same(source, target):
         raise ConfigError(f"FROM and TO are the same: {source.url}")
+    refuse_owned(target)
     found = whole(chosen(source, arguments.namespace), output, "no engine can use it")
     entries = {
         namespace.id: sorted(source.entries(namespace.id), key=lambda e: e.used_at)
@@ -70,10 +71,10 @@ def _same(source: Place, target: Place) -> bool:
 
 def warn_if_small(target: Place, total: int, output: Output) -> None:
     """A bounded tier makes room by forgetting: better said before than found out after."""
-    capacity = target.options.get("capacity_bytes")
-    if capacity is not None and total > capacity:
+    bound = target.bound()
+    if bound is not None and total > bound:
         output.warn(
-            f"{size(total)} are to go where capacity is {size(capacity)}: what was not used for "
+            f"{size(total)} are to go where there is room for {size(bound)}: what was not used for "
             "longest will not stay"
         )
 

@@ -22,11 +22,11 @@ from kvtiers.tiers.fs.account import Account
 from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.damaged import Damaged
 from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
-from kvtiers.tiers.fs.workplace import DISK_IS_FULL, Workplace
 from kvtiers.tiers.fs.quarantine import put_aside
 from kvtiers.tiers.fs.recency import Recency
 from kvtiers.tiers.fs.room import Room, Unbounded
 from kvtiers.tiers.fs.victims import Victims
+from kvtiers.tiers.fs.workplace import DISK_IS_FULL, Workplace
 from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")

@@ -8,9 +8,10 @@ import pytest
 
 from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError, KVTiersError
-from kvtiers.tiers.fs.maintain import Report, maintain, stated_capacity
+from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.names import QUOTA, leaving
 from kvtiers.tiers.fs.stamps import GRACE_S
+from kvtiers.tiers.places import Aim, Report
 from tests.unit.tiers.fs.fs_kit import STORED, Folder, capacity, flip, read, write
 from tests.unit.tiers.fs.test_open import dead_scratch
 from tests.unit.tiers.tier_kit import NAMESPACE, key, payload
@@ -21,7 +22,8 @@ OTHER = Namespace({"model": "other"})
 def run(folder: Folder, **options: Any) -> Report:
     """A pass that waits for nobody; promises end by themselves meanwhile."""
     options.setdefault("pause", folder.wall.advance)
-    return maintain(str(folder.root), wall_clock=folder.wall, **options)
+    aim = Aim(**{k: options.pop(k) for k in list(options) if k in Aim.__slots__})
+    return maintain(str(folder.root), aim, wall_clock=folder.wall, **options)
 
 
 def fill(folder: Folder, *ns: int, namespace: Namespace = NAMESPACE, **options: Any) -> None:
@@ -184,10 +186,4 @@ def test_wrong_calls_are_one_sentence(folder: Folder) -> None:
             run(folder, **options)
         assert str(caught.value).startswith(says)
     with pytest.raises(KVTiersError, match=r"maintain .*/nowhere failed: No such file"):
-        maintain(str(folder.root / "nowhere"))
-
-
-def test_the_root_remembers_its_capacity(folder: Folder) -> None:
-    assert stated_capacity(str(folder.root)) is None
-    folder.open(capacity_bytes=capacity(7)).close()
-    assert stated_capacity(str(folder.root)) == capacity(7)
+        maintain(str(folder.root / "nowhere"), Aim())
