@@ -1,4 +1,4 @@
-"""``kvtiers gc``: what dead writers left goes, and down to a bound what was not used for longest."""
+"""``kvtiers gc``: what dead writers left goes, and what was not used for longest if asked to."""
 
 import argparse
 import re

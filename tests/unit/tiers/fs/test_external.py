@@ -8,8 +8,8 @@ import pytest
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.fs.maintain import maintain
-from kvtiers.tiers.places import Aim
 from kvtiers.tiers.fs.stamps import GRACE_S
+from kvtiers.tiers.places import Aim
 from tests.unit.tiers.fs.fs_kit import STORED, Folder, flip, read, write
 from tests.unit.tiers.tier_kit import NAMESPACE, key, payload
 

@@ -86,9 +86,7 @@ def _of_the_rest(files: SegmentFiles, number: int, header: Header) -> Iterator[F
         return
     missing = set(table).difference(*(rows for _, rows in looked if rows))
     if missing:
-        problem = (
-            f"{path}: of {len(missing)} chunks the heads are damaged; the table has them still"
-        )
+        problem = f"{path}: the heads of {len(missing)} chunks are damaged; the table has them"
         yield Fault(name, problem)
 
 
