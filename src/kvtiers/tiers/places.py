@@ -169,6 +169,9 @@ class Place(Protocol):
     def usage(self) -> list[Usage]:
         """Bytes by namespace and part; parts without files are left out."""
 
+    def segments(self) -> list[int]:
+        """Lengths of the segments, where chunks lie in any."""
+
     def capacity(self) -> int | None:
         """Bytes that the URL states as the bound, or else the engines here; None: nobody does."""
 

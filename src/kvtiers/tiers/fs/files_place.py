@@ -149,6 +149,10 @@ class FilesPlace:
                 with contextlib.suppress(FileNotFoundError):
                     yield below, found.stat(follow_symlinks=False).st_size
 
+    def segments(self) -> list[int]:
+        """None: each chunk has a file."""
+        return []
+
     def capacity(self) -> int | None:
         """What the URL states, or else what rules here, or ruled last."""
         stated: int | None = self.options["capacity_bytes"]

@@ -156,6 +156,10 @@ class LogPlace:
         usage = [u for u in usage if u.files or u.bytes]
         return sorted(usage, key=lambda u: (u.namespace, list(Part).index(u.part)))
 
+    def segments(self) -> list[int]:
+        """Those with chunks and those without."""
+        return [nbytes for _, nbytes, _ in looking.headers(self._files, self._complain)]
+
     def capacity(self) -> int | None:
         """What the URL states: a log does not say how large it may become."""
         stated: int | None = self.options["capacity_bytes"]
@@ -163,8 +167,7 @@ class LogPlace:
 
     def bound(self) -> int | None:
         """The capacity, or else what the log takes already: it does not grow unasked."""
-        stated = self.capacity()
-        lengths = [nbytes for _, nbytes, _ in looking.headers(self._files, self._complain)]
+        stated, lengths = self.capacity(), self.segments()
         if stated is not None or not lengths:
             return stated
         return max(sum(lengths), LEAST_SEGMENTS * max(lengths)) + other_bytes(self.root)
