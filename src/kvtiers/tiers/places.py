@@ -7,7 +7,6 @@ repaired through a ``ChunkStore``, the same one that an engine uses; what leaves
 by the maintenance of the layout. :mod:`kvtiers.tiers.urls` opens places.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -201,15 +200,16 @@ class Place(Protocol):
         Raises ConfigError for a wrong aim or if an engine owns the place; KVTiersError.
         """
 
-    def open_store(
-        self,
-        namespace: Namespace,
-        layout: ChunkLayout,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> ChunkStore:
+    def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
         """A store to write to and delete from; the caller closes it.
 
-        ``layout`` limits how large a chunk may be; ``wall_clock`` says when a chunk that is
-        touched was used, so that a copy may keep the time of its original. Raises KVTiersError,
-        naming the process, if an engine owns the place and shares it with nobody.
+        ``layout`` limits how large a chunk may be. Raises KVTiersError, naming the process, if an
+        engine owns the place and shares it with nobody.
+        """
+
+    def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
+        """These were just written, as copies of chunks that were used when the entries say.
+
+        A layout that keeps no time of single chunks leaves it at that. What an engine found
+        meanwhile stays as it is.
         """

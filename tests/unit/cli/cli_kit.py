@@ -102,9 +102,8 @@ class Tier:
     ) -> "Tier":
         """Write ``keys``; in files each is a second later used than the one before."""
         store = self.open(namespace, ManualClock(used_at))
-        assert store.write([Item(k, filled(i, CHUNK)) for i, k in enumerate(keys)]) == [None] * len(
-            keys
-        )
+        items = [Item(k, filled(KEYS.index(k) if k in KEYS else 99, CHUNK)) for k in keys]
+        assert store.write(items) == [None] * len(keys)
         store.close()
         if self.layout == "files":
             for i, k in enumerate(keys):

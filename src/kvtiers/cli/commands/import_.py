@@ -70,7 +70,7 @@ def _import(
 ) -> list[Moved]:
     good = [m for m in reader.members if (m.namespace_id, m.entry.key) not in bad]
     total = sum(m.entry.bytes for m in good)
-    warn_if_small(place, total, output)
+    warn_if_small(place, [m.entry for m in good], output)
     results = []
     with output.progress(total, "writing") as advance:
         for name, namespace in reader.namespaces.items():

@@ -2,8 +2,9 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 
-from kvtiers.chunks import Namespace
+from kvtiers.chunks import PAGE_BYTES, Namespace
 from kvtiers.cli.common import add_common, add_dry_run, add_namespace, chosen, refuse_owned, whole
 from kvtiers.cli.output import Advance, Output, size
 from kvtiers.cli.transfer import Moved, absent, write_all
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         for _, namespace in found
     }
     total = sum(e.bytes for some in entries.values() for e in some)
-    warn_if_small(target, total, output)
+    warn_if_small(target, [e for some in entries.values() for e in some], output)
     results = []
     with output.progress(total, "copying") as advance:
         for name, namespace in found:
@@ -69,13 +70,17 @@ def _same(source: Place, target: Place) -> bool:
     return one == other and source.layout == target.layout
 
 
-def warn_if_small(target: Place, total: int, output: Output) -> None:
-    """A bounded tier makes room by forgetting: better said before than found out after."""
+def warn_if_small(target: Place, entries: Sequence[Entry], output: Output) -> None:
+    """A bounded tier makes room by forgetting: better said before than found out after.
+
+    Each chunk takes about a page besides its bytes, whatever the layout.
+    """
+    total = sum(e.bytes + PAGE_BYTES for e in entries)
     bound = target.bound()
     if bound is not None and total > bound:
         output.warn(
             f"{size(total)} are to go where there is room for {size(bound)}: what was not used for "
-            "longest will not stay"
+            "longest will not stay; add &capacity= if it may be larger"
         )
 
 

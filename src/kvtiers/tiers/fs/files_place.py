@@ -14,7 +14,7 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
 from kvtiers.tiers import fs, record
 from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
-from kvtiers.tiers.fs import manifests, names
+from kvtiers.tiers.fs import manifests, names, stamps
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.files import misfit
 from kvtiers.tiers.fs.maintain import maintain
@@ -187,21 +187,23 @@ class FilesPlace:
         """Beside engines, who keep what they promised."""
         return maintain(self.root, aim, dry_run=dry_run, advance=advance)
 
-    def open_store(
-        self,
-        namespace: Namespace,
-        layout: ChunkLayout,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> ChunkStore:
+    def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
         """Engines share this layout, so it never refuses because of one.
 
         Without a capacity in the URL the one that rules at this place rules for it, too.
         """
         context = StoreContext(
-            "fs", "tool:fs", namespace, layout, time.monotonic, wall_clock, _unheard
+            "fs", "tool:fs", namespace, layout, time.monotonic, time.time, _unheard
         )
         options = {key: value for key, value in self.options.items() if key != "type"}
         return fs.build(context, parse(fs.FsOptions, {**options, **self._bound()}))
+
+    def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
+        """The time of a file is that of its last use."""
+        now = time.time()
+        for copy in copies:
+            path = os.path.join(self.root, namespace_id, names.chunk_path(copy.key))
+            stamps.move_back(path, max(0.0, copy.used_at), now)
 
     def _bound(self) -> Mapping[str, Any]:
         """What has to be said of the bound to write here. Raises ConfigError."""

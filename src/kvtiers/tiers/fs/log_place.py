@@ -37,6 +37,9 @@ from kvtiers.tiers.places import (
     unheard,
 )
 
+_LOOKED_AGAIN = 1 / 16
+"""The part of all chunks after which another look at the segments is worth it."""
+
 
 class LogPlace:
     """A root folder of layout ``log``. See :class:`~kvtiers.tiers.places.Place`.
@@ -94,15 +97,18 @@ class LogPlace:
         return [seen.entry(key) for key in keys]
 
     def read(self, namespace_id: str, keys: Sequence[Key]) -> Iterator[tuple[Key, Payload]]:
-        """One chunk after the other. What is not where it was may lie elsewhere by now."""
-        buffer = _Buffer()
+        """One chunk after the other. What is not where it was may lie elsewhere by now: what was
+        used is written again before its segment leaves.
+        """
+        buffer, since = _Buffer(), len(self._snapshot(namespace_id).index)
         for key in keys:
             payload = self._read_one(namespace_id, key, buffer)
-            if isinstance(payload, KVTiersError) and payload.kind is Kind.VANISHED:
-                seen = self._snapshot(namespace_id)
-                if key in seen.index:  # what was used is written again before its segment leaves
-                    self._seen[namespace_id] = self._look(namespace_id)
-                    payload = self._read_one(namespace_id, key, buffer)
+            known = self._snapshot(namespace_id).index
+            since += 1
+            gone = isinstance(payload, KVTiersError) and payload.kind is Kind.VANISHED
+            if gone and key in known and since >= len(known) * _LOOKED_AGAIN:
+                self._seen[namespace_id], since = self._look(namespace_id), 0
+                payload = self._read_one(namespace_id, key, buffer)
             yield key, payload
 
     def _read_one(self, namespace_id: str, key: Key, buffer: "_Buffer") -> Payload:
@@ -128,7 +134,9 @@ class LogPlace:
             return e
         if now != header:
             return _error(Kind.VANISHED, f"{path} holds other chunks than {key.hex()} by now")
-        return _error(Kind.CORRUPT, f"{path}: the checksum of the chunk {key.hex()} differs")
+        return _error(
+            Kind.CORRUPT, f"{path}: the chunk {key.hex()} is damaged: its checksum differs"
+        )
 
     def _snapshot(self, namespace_id: str) -> Snapshot:
         if namespace_id not in self._seen:
@@ -196,21 +204,21 @@ class LogPlace:
         """By whole segments, the oldest first; not beside an engine."""
         return maintain(self.root, self._files, aim, dry_run=dry_run, advance=advance)
 
-    def open_store(
-        self,
-        namespace: Namespace,
-        layout: ChunkLayout,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> ChunkStore:
+    def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
         """Without a capacity in the URL the log stays as large as it is: the oldest leave."""
         context = StoreContext(
-            "fs", "tool:fs", namespace, layout, time.monotonic, wall_clock, _unheard
+            "fs", "tool:fs", namespace, layout, time.monotonic, time.time, _unheard
         )
         options = {key: value for key, value in self.options.items() if key != "type"}
-        options["capacity_bytes"] = self.bound()
-        if options["capacity_bytes"] is None:
+        bound = self.bound()
+        if bound is None:
             raise ConfigError(f"{self.url} is new: add &capacity= to say how large it may become")
-        return fs.build(context, parse(fs.FsOptions, options))
+        if self.capacity() is None:
+            bound += len(namespace.manifest().encode())  # it may be new here
+        return fs.build(context, parse(fs.FsOptions, {**options, "capacity_bytes": bound}))
+
+    def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
+        """Nothing to note: what is written first leaves first, and a segment has one time."""
 
     def __repr__(self) -> str:
         return f"<LogPlace {self.root}>"

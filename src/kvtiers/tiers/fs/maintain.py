@@ -168,13 +168,16 @@ class _Pass:
         self._left(known.name, info.st_size)
 
     def remove_empty_folders(self) -> None:
+        gone = {name for name, _ in self.report.chunks}
         for namespace in self.namespaces:
-            folder = os.path.join(self.root, namespace)
-            for name in sorted(filter(names.is_fan, os.listdir(folder))):
+            for fan in sorted(filter(names.is_fan, os.listdir(os.path.join(self.root, namespace)))):
+                name = f"{namespace}/{fan}"
+                path = os.path.join(self.root, name)
                 with contextlib.suppress(OSError):  # it has something in it, or got something
-                    if self.dry_run:
-                        if not os.listdir(os.path.join(folder, name)):
-                            self.report.empty_folders.append(f"{namespace}/{name}")
+                    if not self.dry_run:
+                        os.rmdir(path)
+                    elif os.path.islink(path) or not gone.issuperset(
+                        f"{name}/{inside}" for inside in os.listdir(path)
+                    ):
                         continue
-                    os.rmdir(os.path.join(folder, name))
-                    self.report.empty_folders.append(f"{namespace}/{name}")
+                    self.report.empty_folders.append(name)

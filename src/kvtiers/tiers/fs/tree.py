@@ -66,8 +66,10 @@ def quarantined(root: str, namespace: str) -> list[Candidate]:
 
 
 def _chunks(root: str, folder: str) -> list[Candidate]:
-    found = []
-    for entry in _entries(os.path.join(root, folder)):
+    path, found = os.path.join(root, folder), []
+    if os.path.islink(path):
+        return []  # where it leads is not ours
+    for entry in _entries(path):
         left = names.is_leaving(entry.name)
         if left or names.chunk_key(entry.name) is not None:
             with contextlib.suppress(OSError):
