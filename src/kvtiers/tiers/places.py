@@ -38,7 +38,7 @@ class Part(Enum):
     OTHER = "other"
     """Manifests, indexes, locks, and what somebody put among them."""
     FOREIGN = "foreign"
-    """Not ours, or a few bytes at most: no capacity counts it."""
+    """Not ours: no capacity counts it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _verdict(bad: int, faults: int, unseen: int) -> str:
     verdict = f"{bad} damaged" if bad else "all intact"
     if faults:
-        verdict += f", {faults} faults besides"
+        verdict += f", faults besides: {faults}"
     if unseen:
         verdict += f", but {unseen} things could not be looked at"
     return verdict

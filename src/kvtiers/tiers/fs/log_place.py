@@ -37,6 +37,7 @@ from kvtiers.tiers.places import (
     unheard,
 )
 
+_PARTS = {LOCK: Part.OTHER, TEMP: Part.TEMPORARY}
 _LOOKED_AGAIN = 1 / 16
 """The part of all chunks after which another look at the segments is worth it."""
 
@@ -255,7 +256,7 @@ def _part_of(below: str) -> tuple[str, Part]:
     folder, _, name = below.partition("/")
     if names.is_namespace(folder):
         return folder, Part.OTHER
-    return "", Part.TEMPORARY if (folder, name) == (names.LOG, TEMP) else Part.FOREIGN
+    return "", _PARTS.get(name, Part.FOREIGN) if folder == names.LOG else Part.FOREIGN
 
 
 def _owner(looked: Looked) -> str:

@@ -32,13 +32,19 @@ def choose(found: list[Candidate], used: int, aim: Aim, now: float) -> list[Cand
     """Of ``found``, ordered by use, those that leave where ``used`` bytes lie."""
     chosen = []
     for candidate in found:
-        old = aim.older_than_s is not None and candidate.stamp < now - aim.older_than_s
+        aside = f"/{names.QUARANTINE}/" in candidate.name  # put there for somebody to look at
+        old = not aside and _is_old(candidate, aim, now)
         above = aim.max_bytes is not None and used > aim.max_bytes
-        if not old and not above:
+        if old or above:
+            chosen.append(candidate)
+            used -= candidate.size
+        elif not aside:
             break  # the rest is younger, and fits
-        chosen.append(candidate)
-        used -= candidate.size
     return chosen
+
+
+def _is_old(candidate: Candidate, aim: Aim, now: float) -> bool:
+    return aim.older_than_s is not None and candidate.stamp < now - aim.older_than_s
 
 
 def maintain(

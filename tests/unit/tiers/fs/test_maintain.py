@@ -73,6 +73,29 @@ def test_old_chunks_leave_whatever_the_size(folder: Folder) -> None:
     assert folder.file(50).exists()
 
 
+def test_what_was_put_aside_leaves_for_the_size_and_not_for_its_age(folder: Folder) -> None:
+    fill(folder, 1, 2)
+    aside = folder.root / NAMESPACE.id / "quarantine"
+    aside.mkdir()
+    (aside / "01-g0.kvc").write_bytes(b"x")
+    assert [name for name, _ in run(folder, older_than_s=98.5).chunks] == names_of(1)
+    assert (aside / "01-g0.kvc").exists()
+    report = run(folder, max_bytes=folder.disk_bytes() - 1)
+    assert (report.chunks, len(report.quarantined)) == ([], 1)
+
+
+def test_links_are_not_followed(folder: Folder, tmp_path: Path) -> None:
+    fill(folder, 1)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for n in range(6):
+        (outside / f"0{n}-g0.kvc").write_bytes(b"x")
+    for name in ("ab", "quarantine"):
+        (folder.root / NAMESPACE.id / name).symlink_to(outside)
+    run(folder, max_bytes=0)
+    assert len(list(outside.iterdir())) == 6
+
+
 def test_one_namespace_only(folder: Folder) -> None:
     fill(folder, 1)
     fill(folder, 2, namespace=OTHER)
