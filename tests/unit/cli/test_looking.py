@@ -8,6 +8,7 @@ import pytest
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.hashing import chunk_keys, seed_id
+from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs import names
 from tests.unit.cli.cli_kit import (
     CHUNK,
@@ -26,6 +27,7 @@ from tests.unit.cli.cli_kit import (
     write_json,
 )
 from tests.unit.tiers.fs.fs_kit import flip
+from tests.unit.tiers.tier_kit import filled
 
 
 def by_id(listed):
@@ -295,6 +297,18 @@ def test_repair_looks_again_before_it_takes_anything(tier, monkeypatch):
     assert good(kvtiers("verify", tier.url, "--json")).json["chunks"] == 6
 
 
+def test_repair_where_others_evict_says_that_it_stays(tmp_path):
+    tier = Tier(tmp_path / "kv")
+    store = tier.open(eviction="external")
+    assert store.write([Item(k, filled(i, CHUNK)) for i, k in enumerate(KEYS)]) == [None] * 4
+    store.close()
+    tier.damage(KEYS[1])
+    ran = kvtiers("verify", tier.url, "--repair", "--json")
+    (bad,) = ran.json["damaged"]
+    assert bad["outcome"] == "left: what evicts here has to take it away"
+    assert tier.file(KEYS[1]).exists()
+
+
 @only_log
 def test_faults_of_segments_are_said_and_mended(tier):
     first, second, *_ = sorted((tier.root / "log").glob("*.kvs"))
@@ -418,6 +432,28 @@ def test_unreadable_folders_and_files_are_said_and_passed_over(open_tier):
     (bad,) = verified.json["damaged"]
     assert (bad["key"], bad["damaged"]) == (KEYS[1].hex(), False)
     assert "Permission denied" in bad["problem"]
+
+
+def test_a_log_that_may_not_be_listed_is_said(open_tier):
+    log = Tier(open_tier.root.parent / "log", "log").fill()
+    log.root.chmod(0o755)
+    for path in log.root.rglob("*"):
+        path.chmod(0o755)
+    (log.root / "log").chmod(0)
+    with as_nobody():
+        listed = kvtiers("ls", log.url, "--json")
+        verified = kvtiers("verify", log.url, "--json")
+    assert (listed.status, listed.json["layout"]) == (0, "log")
+    assert listed.json["warnings"] == [f"{log.root}/log cannot be listed: Permission denied"]
+    assert verified.status == 1
+
+
+@only_files
+def test_a_promise_to_an_engine_is_no_use_in_the_future(tier):
+    ahead = time.time() + 9
+    os.utime(tier.file(KEYS[0]), (ahead, ahead))
+    ran = good(kvtiers("ls", tier.url, "--json")).json
+    assert max(n["last_used"] for n in ran["namespaces"]) <= time.time()
 
 
 def test_ages_are_from_now(tmp_path, layout):

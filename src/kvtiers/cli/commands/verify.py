@@ -185,5 +185,7 @@ def _take_away(store: ChunkStore, entry: Entry) -> str:
         return "intact by now"
     if error.kind is Kind.VANISHED:
         return "gone by now"
+    if not store.capabilities.delete:
+        return "left: what evicts here has to take it away"
     still_there = store.contains([Key(entry.key)])[0]
     return f"cannot be removed: {error}" if still_there else "removed"

@@ -221,7 +221,8 @@ class FilesPlace:
 def _entry(key: Key, path: str) -> Entry | None:
     with map_errors("look at", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         info = os.stat(path, follow_symlinks=False)
-        return Entry(key, max(0, info.st_size - PAGE_BYTES), info.st_mtime)
+        used_at = stamps.used_at(info.st_mtime, time.time())
+        return Entry(key, max(0, info.st_size - PAGE_BYTES), used_at)
     return None
 
 

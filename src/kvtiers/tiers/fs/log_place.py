@@ -5,7 +5,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -78,9 +77,10 @@ class LogPlace:
         folder = os.path.join(root, names.LOG)
         if os.path.lexists(os.path.join(folder, LOCK)):
             return True
-        with suppress(OSError):
+        try:
             return bool(SegmentFiles(folder, "off", fsync=False).numbers())
-        return False
+        except OSError as e:
+            return isinstance(e, PermissionError)  # whoever lists it is told
 
     def namespaces(self) -> list[Found]:
         """Every folder named like a namespace."""
