@@ -26,7 +26,6 @@ from kvtiers.tiers.fs import (
     folders,
     leaving,
     names,
-    place,
     quarantine,
     room,
     scratch,
@@ -34,6 +33,7 @@ from kvtiers.tiers.fs import (
     stamps,
     tree,
     victims,
+    workplace,
 )
 from kvtiers.tiers.fs.files import FilesStore
 
@@ -66,7 +66,7 @@ MODULES = (
     folders,
     leaving,
     names,
-    place,
+    workplace,
     quarantine,
     room,
     scratch,
