@@ -5,8 +5,9 @@ sound table is looked through page by page. But that costs chunks, or time, and 
 is at fault.
 """
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 
 from kvtiers.chunks import PAGE_BYTES
@@ -20,7 +21,7 @@ from kvtiers.tiers.fs.log.ownership import Ownership
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.places import Fault
 
-_REMOVED, _WRITTEN = "removed", "written anew"
+_REMOVED, _WRITTEN, _LENGTHENED = "removed", "written anew", "given its length again"
 
 
 def faults(files: SegmentFiles, complain: Complain) -> Iterator[tuple[int, Fault]]:
@@ -55,8 +56,7 @@ def _look(files: SegmentFiles, number: int, nbytes: int) -> list[Fault]:
     if header is None:
         return [_of_header(path, first)]
     if recovery.header_of(files, number, nbytes) is None:
-        problem = f"{path} is {nbytes} bytes long, and should be {header.segment_bytes}"
-        return [Fault(header.namespace_id, f"{problem}: what it held is lost", _REMOVED)]
+        return [_of_length(path, nbytes, header)]
     return list(_of_the_rest(files, number, header))
 
 
@@ -65,6 +65,14 @@ def _of_header(path: str, first: memoryview) -> Fault:
     if version is not None:
         return Fault("", f"{path} is of version {version} of the log, not {fmt.VERSION}")
     return Fault("", f"{path}: the header is damaged, so what it held is lost", _REMOVED)
+
+
+def _of_length(path: str, nbytes: int, header: Header) -> Fault:
+    said, name = header.segment_bytes, header.namespace_id
+    if said % PAGE_BYTES or not PAGE_BYTES < said <= fmt.MAX_SEGMENT_PAGES * PAGE_BYTES:
+        return Fault(name, f"{path} says that it has {said} bytes, as no segment has", _REMOVED)
+    problem = f"{path} is {nbytes} bytes long and should be {said}, so it counts as empty"
+    return Fault(name, problem, _LENGTHENED)
 
 
 def _of_the_rest(files: SegmentFiles, number: int, header: Header) -> Iterator[Fault]:
@@ -78,13 +86,15 @@ def _of_the_rest(files: SegmentFiles, number: int, header: Header) -> Iterator[F
     if damaged or (any(last) and not fmt.is_trailer(last)):
         problem = f"{path}: the table is damaged, so its chunks are found by looking at every page"
         yield Fault(name, problem, _WRITTEN)
-    looked = recovery.heads(files, number, header)
     if table is None:
+        looked = recovery.heads(files, number, header)
         bad = sum(fmt.damaged_head(first, header.sequence) for first, _ in looked)
         if bad:
             yield Fault(name, f"{path}: {bad} heads of runs are damaged, so their chunks are lost")
         return
-    missing = set(table).difference(*(rows for _, rows in looked if rows))
+    missing = set(table)
+    for _, rows in recovery.heads(files, number, header, frozenset(table)):
+        missing.difference_update(rows or ())
     if missing:
         problem = f"{path}: the heads of {len(missing)} chunks are damaged; the table has them"
         yield Fault(name, problem)
@@ -105,14 +115,14 @@ def mend(root: str, files: SegmentFiles, known: Sequence[Fault], complain: Compl
 
 def _mend(files: SegmentFiles, number: int, fault: Fault) -> str:
     try:
+        header = files.header(number)
         if fault.repair == _REMOVED:
             files.remove(number)
-        elif fault.repair == _WRITTEN:
-            with suppress(FileNotFoundError):
-                header = files.header(number)
-                if header is not None:
-                    rows = recovery.scan_segment(files, number, header)
-                    write_table(files, number, header.segment_bytes, header.sequence, rows)
+        elif fault.repair == _LENGTHENED and header is not None:
+            os.truncate(files.path(number), header.segment_bytes)
+        elif fault.repair == _WRITTEN and header is not None:
+            rows = recovery.scan_segment(files, number, header)
+            write_table(files, number, header.segment_bytes, header.sequence, rows)
     except OSError as e:
         return f"cannot be mended: {e.strerror}"
     return fault.repair or fault.outcome

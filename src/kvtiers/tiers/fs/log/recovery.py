@@ -3,7 +3,7 @@
 Used by the owner when it opens a log and by tools beside it: nothing is written here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.tiers.fs.log import format as fmt
@@ -36,35 +36,40 @@ def read_table(files: SegmentFiles, number: int, header: Header) -> list[Row] | 
 def scan_segment(files: SegmentFiles, number: int, header: Header) -> list[Row]:
     """The whole, undamaged chunks of this use of the segment, in the order of their pages.
 
-    A write that was under way when its process died leaves a gap; what lies behind it counts.
+    A write that was under way when its process died leaves a gap; what lies behind it counts, and
+    what the next owner put into it: so it goes on behind what is whole, not behind what is torn.
     """
-    window = _Window(files, number, pages_in(header), _WINDOW_PAGES)
-    namespace, found = bytes.fromhex(header.namespace_id), []
-    for _, rows in _heads(window, header):
-        found += [row for row in rows or () if _whole(window, row, namespace)]
-    return found
+    return [row for _, rows in heads(files, number, header) for row in rows or ()]
 
 
 def heads(
-    files: SegmentFiles, number: int, header: Header
+    files: SegmentFiles, number: int, header: Header, table: Container[Row] | None = None
 ) -> Iterator[tuple[memoryview, list[Row] | None]]:
-    """Each page where a head may begin, and its rows if one does. Payloads are passed over."""
-    return _heads(_Window(files, number, pages_in(header), _HEADS_WINDOW_PAGES), header)
+    """Each page where a head may begin, and the rows that count if one does.
+
+    Those do that are in ``table``; without one those whose chunks are whole.
+    """
+    ahead = _WINDOW_PAGES if table is None else _HEADS_WINDOW_PAGES
+    window, page = _Window(files, number, pages_in(header), ahead), FIRST_PAGE
+    namespace = bytes.fromhex(header.namespace_id)
+    while (first := window.at(page, 1)) is not None:
+        rows = _head(window, page, first, header.sequence)
+        if rows is not None and _inside(rows, pages_in(header)):
+            rows = [
+                row
+                for row in rows
+                if (_whole(window, row, namespace) if table is None else row in table)
+            ]
+            yield first, rows
+            page = max(page + 1, fmt.end_of(rows))
+        else:
+            yield first, None
+            page += 1
 
 
 def pages_in(header: Header) -> int:
     """Pages of the segment."""
     return header.segment_bytes // PAGE_BYTES
-
-
-def _heads(window: "_Window", header: Header) -> Iterator[tuple[memoryview, list[Row] | None]]:
-    page = FIRST_PAGE
-    while (first := window.at(page, 1)) is not None:
-        rows = _head(window, page, first, header.sequence)
-        if rows is not None and not _inside(rows, pages_in(header)):
-            rows = None
-        yield first, rows
-        page = max(page + 1, fmt.end_of(rows) if rows else 0)
 
 
 def _head(window: "_Window", page: int, first: memoryview, sequence: int) -> list[Row] | None:

@@ -313,12 +313,34 @@ def test_a_damaged_header_is_told_and_mending_removes_what_nobody_can_use(log, p
     assert held(log.open(), ns) == [n for n in ns if n not in lost]
 
 
-def test_a_segment_of_another_length_is_told(log, place):
-    sealed_log(log)
+@pytest.mark.parametrize("more", [-PAGE_BYTES, -100, 100, PAGE_BYTES])
+def test_a_segment_of_another_length_is_told_and_mended(log, place, more):
+    ns = sealed_log(log)
     first = log.segments()[0]
-    os.truncate(first, SEGMENT - PAGE_BYTES)
+    os.truncate(first, SEGMENT + more)
     (fault,) = place.faults(NAMESPACE.id)
-    assert fault.problem.startswith(f"{first} is {SEGMENT - PAGE_BYTES} bytes long")
+    assert fault.problem.startswith(f"{first} is {SEGMENT + more} bytes long and should be")
+    assert set(numbers(place)) < set(ns)
+    assert [f.outcome for f in place.mend([fault])] == ["given its length again"]
+    assert numbers(place) == ns
+    assert answers(place, *ns) == [payload(n) for n in ns]
+
+
+def test_what_the_next_owner_put_into_a_torn_run_has_its_head(log, place):
+    """The head of the torn run still says that the pages are its own."""
+    store = log.open()
+    write(store, 0, 1)
+    kill(store)
+    path, at = segment_of(log, 1)
+    with path.open("r+b") as f:
+        f.seek(at)
+        f.write(bytes(CHUNK))
+    store = log.open()
+    write(store, 2, 3)
+    assert list(place.faults(NAMESPACE.id)) == []
+    store.close()
+    assert list(place.faults(NAMESPACE.id)) == []
+    assert numbers(place) == [0, 2, 3]
 
 
 def test_a_segment_of_another_version_is_told_and_left(log, place):
@@ -368,7 +390,8 @@ def test_what_is_no_segment_is_left_alone_and_counted_as_foreign(log, place, com
         Part.FOREIGN,
     }
     (fault,) = place.faults(NAMESPACE.id)
-    assert "00000082.kvs" in fault.problem
+    assert "00000082.kvs says that it has 1099511627776 bytes" in fault.problem
+    assert [f.outcome for f in place.mend([fault])] == ["removed"]
     assert complaints == []
 
 
