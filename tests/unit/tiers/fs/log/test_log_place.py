@@ -443,14 +443,14 @@ def test_one_segment_that_cannot_be_read_does_not_hide_the_others(
     log, place, complaints, monkeypatch
 ):
     ns = sealed_log(log)
-    read_segment = SegmentFiles._read
+    read_segment = SegmentFiles.read
 
     def broken(self, number, page, buffers):
         if number == 0:
             raise PermissionError(13, os.strerror(13))
         return read_segment(self, number, page, buffers)
 
-    monkeypatch.setattr(SegmentFiles, "_read", broken)
+    monkeypatch.setattr(SegmentFiles, "read", broken)
     there = numbers(place)
     assert there
     assert set(there) < set(ns)
