@@ -26,7 +26,7 @@ def test_what_an_engine_stored_is_found_moved_and_warm_in_the_next(engine, promp
         assert [c["stored"] for c in found["chunks"]] == [True] * CHUNKS
         assert good(kvtiers("verify", f"fs://{root}", "--json")).json["chunks"] == CHUNKS
     good(kvtiers("export", f"fs://{root}", tmp_path / "a.tar", "--tokens", tokens))
-    good(kvtiers("import", tmp_path / "a.tar", f"fs://{other}"))
+    good(kvtiers("import", tmp_path / "a.tar", f"fs://{other}?capacity=1GiB"))
     assert len(files_of(other)) == CHUNKS
     hot = tmp_path / "hot.json"
     good(kvtiers("warm", f"fs://{other}", "--tokens", tokens, "-o", hot))

@@ -9,20 +9,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
 from kvtiers.chunks import PAGE_BYTES
+from kvtiers.cli.logchecks import check_local, check_owner, check_segments
 from kvtiers.cli.output import size
+from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.host.limits import available_memory, container_limits
 from kvtiers.host.region import check_capacity
 from kvtiers.host.regionfile import free_space
 from kvtiers.tiers.fs.direct import DirectFiles
-from kvtiers.tiers.places import Place
+from kvtiers.tiers.places import Part, Place
 
 _NEEDED_PYTHON = (3, 11)
 _NEEDED_XXHASH = (3, 4)
@@ -33,24 +33,6 @@ _LOOKED_AT = 64
 _ROOM_LEFT = 0.9
 """Of what is free: memory or a disk that is full to the last byte serves nobody else."""
 _PRIVATE = 0o077
-
-
-class Grade(Enum):
-    """How a check ended."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check: what was found and, unless all is well, what to do."""
-
-    name: str
-    grade: Grade
-    found: str
-    remedy: str = ""
 
 
 def check_versions() -> Iterator[Check]:
@@ -128,21 +110,22 @@ def check_place(place: Place) -> Iterator[Check]:
     root = place.options["root_dir"]
     yield from check_folder(root)
     yield check_direct(root, place.options["direct_io"])
-    ours = sum(u.bytes for u in place.usage() if u.namespace)
-    capacity = place.options.get("capacity_bytes")
+    ours = sum(u.bytes for u in place.usage() if u.part is not Part.FOREIGN)
+    capacity, chunk = place.capacity(), largest_chunk(place)
     disk = os.statvfs(root)
     yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity)
-    chunk = largest_chunk(place)
     yield check_chunk(chunk, place.layout)
-    if chunk and place.layout == "files" and disk.f_files:
+    if place.layout == "log":
+        yield check_local(root)
+        yield check_owner(place.owner())
+        yield check_segments(place.segments(), chunk, capacity)
+    elif chunk and disk.f_files:
         yield check_inodes(disk.f_favail, disk.f_bavail * disk.f_frsize, chunk, capacity)
 
 
-def check_absent(root: str, capacity: int | None) -> Iterator[Check]:
+def check_absent(root: str, capacity: int | None, layout: str | None) -> Iterator[Check]:
     """A root that an engine would make: whether it may, and whether there is room."""
-    above = os.path.dirname(root)
-    while not os.path.isdir(above):
-        above = os.path.dirname(above)
+    above = nearest_folder(root)
     if os.access(above, os.W_OK | os.X_OK, effective_ids=True):
         yield Check("permissions", Grade.OK, f"{root} will be made in {above}")
     else:
@@ -150,6 +133,15 @@ def check_absent(root: str, capacity: int | None) -> Iterator[Check]:
         yield Check("permissions", Grade.FAIL, found, "make it, for the user of the engine")
     disk = os.statvfs(above)
     yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity)
+    if layout == "log":
+        yield check_local(above)
+
+
+def nearest_folder(path: str) -> str:
+    """``path``, or the folder above it in which it would be made."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def check_folder(root: str) -> Iterator[Check]:
@@ -200,8 +192,8 @@ def check_disk(free: int, ours: int, capacity: int | None) -> Check:
     """Whether what may be stored fits: free space, and what is there already."""
     said = f"{size(free)} free, {size(ours)} taken by kvtiers"
     if capacity is None:
-        remedy = "set capacity_bytes: without it the tier grows until the disk is full"
-        return Check("disk space", Grade.WARN, f"{said}; no capacity is set", remedy)
+        remedy = "add &capacity= to have it compared; with eviction external something else evicts"
+        return Check("disk space", Grade.WARN, f"{said}; no capacity is known", remedy)
     said = f"{said}; capacity is {size(capacity)}"
     if capacity > free + ours:
         remedy = f"lower capacity_bytes to {size(int((free + ours) * _ROOM_LEFT))}, or make room"

@@ -47,6 +47,14 @@ def place_of(arguments: argparse.Namespace, output: Output) -> Place:
     return open_place(arguments.url, output.warn)
 
 
+def refuse_owned(place: Place, remedy: str = "stop that engine first") -> None:
+    """Raise ConfigError if an engine has the place for itself: before any work is done in vain."""
+    owner = place.owner()
+    if owner is not None:
+        who = f"the living process {owner}" if owner else "a living process"
+        raise ConfigError(f"{place.url} belongs to {who}, which shares it with nobody: {remedy}")
+
+
 def chosen(place: Place, wanted: str | None) -> list[Found]:
     """The namespaces that ``wanted`` names: all if it is None, else the one it begins.
 

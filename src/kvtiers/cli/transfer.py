@@ -1,7 +1,6 @@
 """Chunks on their way into a store: batched, counted, and what is there already passed over."""
 
 import mmap
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -104,8 +103,8 @@ def write_all(
 
     ``wanted`` says how large they are, and when they were used: that stays as it was.
     """
-    uses = _Uses(wanted)
-    store = place.open_store(namespace, layout_of(wanted), lambda: uses.now)
+    originals = {e.key: e for e in wanted}
+    store = place.open_store(namespace, layout_of(wanted))
     batch = Batch()
     try:
         for key, payload in payloads:
@@ -115,37 +114,24 @@ def write_all(
                 moved.failed.append((key.hex(), str(payload)))
                 continue
             if not batch.takes(payload.nbytes):
-                _flush(store, batch, moved, uses)
+                place.backdate(namespace.id, [originals[k] for k in _flush(store, batch, moved)])
             batch.add(key, payload)
             advance(payload.nbytes)
-        _flush(store, batch, moved, uses)
+        place.backdate(namespace.id, [originals[k] for k in _flush(store, batch, moved)])
     finally:
         store.close()
 
 
-class _Uses:
-    """A clock that says when each chunk was used, as it is touched."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self.now = time.time()
-        self._used_at = {e.key: min(max(0.0, e.used_at), self.now) for e in entries}
-
-    def touch(self, store: ChunkStore, key: Key) -> None:
-        """``key`` was used when its original was."""
-        self.now = self._used_at[key]
-        store.touch([key])
-
-
-def _flush(store: ChunkStore, batch: Batch, moved: Moved, uses: _Uses) -> None:
+def _flush(store: ChunkStore, batch: Batch, moved: Moved) -> list[Key]:
+    """Write what is in ``batch``; what arrived."""
     items = list(batch.items)
     batch.clear()
-    if not items:
-        return
-    for item, error in zip(items, store.write(items), strict=True):
+    arrived: list[Key] = []
+    for item, error in zip(items, store.write(items) if items else [], strict=True):
         if error is None:
             moved.chunks += 1
             moved.bytes += item.view.nbytes
-            uses.touch(store, item.key)
+            arrived.append(item.key)
         elif error.kind is Kind.FULL:
             raise KVTiersError(
                 f"there is no more room, after {moved.chunks} chunks of namespace "
@@ -155,3 +141,4 @@ def _flush(store: ChunkStore, batch: Batch, moved: Moved, uses: _Uses) -> None:
             )
         else:
             moved.failed.append((item.key.hex(), str(error)))
+    return arrived

@@ -2,19 +2,21 @@
 
 A place holds namespaces, which say in their manifests what they are, and chunks, which say in
 their headers what they are. Looking at it locks nothing and changes nothing: engines may be at
-work there all the while, and what they take away meanwhile is not an error. Changes go through a
-``ChunkStore``, the same one that an engine uses. :mod:`kvtiers.tiers.urls` opens places.
+work there all the while, and what they take away meanwhile is not an error. Chunks are added and
+repaired through a ``ChunkStore``, the same one that an engine uses; what leaves to make room leaves
+by the maintenance of the layout. :mod:`kvtiers.tiers.urls` opens places.
 """
 
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
 from kvtiers.chunks import ChunkLayout, Key, Namespace
 from kvtiers.errors import KVTiersError
 from kvtiers.tiers.base import ChunkStore, Entry
+from kvtiers.tiers.options import require
 
 MAX_CHUNK_BYTES = 4 << 30
 """No tool takes more memory for one chunk; what claims to be larger is answered as an error."""
@@ -34,7 +36,9 @@ class Part(Enum):
     QUARANTINE = "quarantine"
     """Damaged chunks, put aside."""
     OTHER = "other"
-    """Manifests, indexes, locks, and what is not ours."""
+    """Manifests, indexes, locks, and what somebody put among them."""
+    FOREIGN = "foreign"
+    """Not ours: no capacity counts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,74 @@ class Usage:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Damage in what is no chunk, such as the table of a segment."""
+
+    namespace: str
+    """Its id; empty if that is not known any more."""
+    problem: str
+    """One sentence, with the file."""
+    repair: str = ""
+    """What mending does to it, such as ``removed``; empty: nothing."""
+    outcome: str = "left"
+    """What became of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What is to leave. None: no such bound."""
+
+    max_bytes: int | None = None
+    """Of all that lies there, or in the namespace."""
+    older_than_s: float | None = None
+    """What was not used for so long."""
+    namespace: str | None = None
+    """Only this one counts and leaves; its id."""
+
+    def refuse_nonsense(self) -> None:
+        """Raise ConfigError for a number below zero."""
+        for key in ("max_bytes", "older_than_s"):
+            value = getattr(self, key)
+            require(value is None or value >= 0, key, f"is {value}: give 0 or more")
+
+
+Left = tuple[str, int]
+"""A name below the root, and its bytes."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a maintenance pass removed, or in a dry run would remove."""
+
+    before_bytes: int = 0
+    """What lay there, or in the namespace that was named."""
+    temporary: list[Left] = field(default_factory=list)
+    """Of writers that are dead."""
+    quarantined: list[Left] = field(default_factory=list)
+    chunks: list[Left] = field(default_factory=list)
+    """Files of chunks, in the order in which they left."""
+    segments: list[Left] = field(default_factory=list)
+    """Of a log, with the chunks in them, in the order in which they left."""
+    by_namespace: Counter[str] = field(default_factory=Counter)
+    """Chunks that left, in files of their own or with their segments."""
+    empty_folders: list[str] = field(default_factory=list)
+    in_use: int = 0
+    """Chunks that would have left, but were promised to an engine or used meanwhile."""
+    failed: list[str] = field(default_factory=list)
+    """What could not be deleted."""
+
+    @property
+    def bytes(self) -> int:
+        """All that left, or would leave."""
+        lists = self.temporary, self.quarantined, self.chunks, self.segments
+        return sum(size for left in lists for _, size in left)
+
+
+def unheard(done: int) -> None:
+    """Progress that nobody follows."""
+
+
 Payload = memoryview | KVTiersError
 """A verified chunk, page-aligned, valid until the next one is asked for; or why there is none."""
 
@@ -65,9 +137,9 @@ Payload = memoryview | KVTiersError
 class Place(Protocol):
     """Storage of a tier, seen from outside. Every method may block and may raise KVTiersError.
 
-    Implementer must: in all but ``open_store`` open files for reading only, take no
-    lock that an engine wants, and hold at most one chunk in memory; say through ``Complain`` what
-    could not be looked at, and go on.
+    Implementer must: in all but ``open_store``, ``mend`` and ``maintain`` open files for reading
+    only, stop no engine, and hold at most one chunk in memory; say through ``Complain`` what could
+    not be looked at, and go on.
     """
 
     url: str
@@ -96,15 +168,48 @@ class Place(Protocol):
     def usage(self) -> list[Usage]:
         """Bytes by namespace and part; parts without files are left out."""
 
-    def open_store(
+    def segments(self) -> list[int]:
+        """Lengths of the segments, where chunks lie in any."""
+
+    def capacity(self) -> int | None:
+        """Bytes that the URL states as the bound, or else the engines here; None: nobody does."""
+
+    def bound(self) -> int | None:
+        """Bytes that a store opened here keeps within, by forgetting; None: no such bound."""
+
+    def owner(self) -> int | None:
+        """The living process that has the place for itself, so that no other may write; None if
+        nobody has, 0 if it does not say who it is.
+        """
+
+    def faults(self, namespace_id: str) -> Iterator[Fault]:
+        """What is damaged besides chunks, of one namespace; with an empty id: of none any more."""
+
+    def mend(self, faults: Sequence[Fault]) -> list[Fault]:
+        """The same, with what became of each. Raises KVTiersError if somebody owns the place."""
+
+    def maintain(
         self,
-        namespace: Namespace,
-        layout: ChunkLayout,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> ChunkStore:
+        aim: Aim,
+        *,
+        dry_run: bool = False,
+        advance: Callable[[int], None] = unheard,
+    ) -> Report:
+        """Remove what dead writers left, and what is to leave; ``advance`` hears of bytes.
+
+        Raises ConfigError for a wrong aim or if an engine owns the place; KVTiersError.
+        """
+
+    def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
         """A store to write to and delete from; the caller closes it.
 
-        ``layout`` limits how large a chunk may be; ``wall_clock`` says when a chunk that is
-        touched was used, so that a copy may keep the time of its original. Raises KVTiersError,
-        naming the process, if an engine owns the place and shares it with nobody.
+        ``layout`` limits how large a chunk may be. Raises KVTiersError, naming the process, if an
+        engine owns the place and shares it with nobody.
+        """
+
+    def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
+        """These were just written, as copies of chunks that were used when the entries say.
+
+        A layout that keeps no time of single chunks leaves it at that. What an engine found
+        meanwhile stays as it is.
         """

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,12 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtiers.chunks import ChunkLayout, GroupLayout, Key, Namespace
+import pytest
+
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Key, Namespace
 from kvtiers.cli import main
+from kvtiers.errors import KVTiersError
 from kvtiers.hashing import chunk_keys, seed_id
 from kvtiers.tiers.base import Item, StoreContext
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.files_place import FilesPlace
+from kvtiers.tiers.fs.log import LogStore
+from kvtiers.tiers.fs.log_place import LogPlace
 from kvtiers.tiers.fs.names import chunk_path
+from tests.unit.tiers.fs.fs_kit import flip
 from tests.unit.tiers.tier_kit import ManualClock, filled
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,6 +32,10 @@ CHUNK = 8192
 TOKENS = list(range(100, 164))
 """Four chunks of 16 tokens."""
 WALL = 1_700_000_000.0
+
+
+only_files = pytest.mark.parametrize("layout", ["files"])
+only_log = pytest.mark.parametrize("layout", ["log"])
 
 
 def manifest(model: str = "m", **fields: Any) -> Namespace:
@@ -48,43 +60,101 @@ KEYS = chunk_keys(TOKENS, 0, 16, 16)
 """Of the prompt ``TOKENS``."""
 
 
+CAPACITY = {"files": 1 << 30, "log": 2 << 20}
+"""A log makes its segments at their full length: a small one is quick."""
+
+
 class Tier:
     """A folder with a tier in it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, layout: str = "files") -> None:
         self.root = root
+        self.layout = layout
         self.url = f"fs://{root}"
+        self.new = f"{self.url}?layout={layout}&capacity={CAPACITY[layout]}"
+        """As a command has to call it that makes it."""
         self.prompt = KEYS
 
-    def open(self, namespace: Namespace = NAMESPACE, **options: Any) -> FilesStore:
+    def open(
+        self, namespace: Namespace = NAMESPACE, wall: ManualClock | None = None, **options: Any
+    ) -> FilesStore | LogStore:
         layout = ChunkLayout((GroupLayout(0, CHUNK, 16),))
-        clock, wall = ManualClock(), ManualClock(WALL)
+        clock, wall = ManualClock(), wall or ManualClock(WALL)
         context = StoreContext(
             "fs", "1:fs", namespace, layout, clock, wall, lambda keys, reason: None
         )
         if "eviction" not in options:
-            options.setdefault("capacity_bytes", 1 << 30)
-        return FilesStore(context, str(self.root), **options)
+            options.setdefault("capacity_bytes", CAPACITY[self.layout])
+        made: type[FilesStore] | type[LogStore] = FilesStore
+        if self.layout == "log":
+            made = LogStore
+        return made(context, str(self.root), **options)
+
+    @property
+    def place_type(self) -> type[FilesPlace] | type[LogPlace]:
+        return FilesPlace if self.layout == "files" else LogPlace
+
+    def place(self) -> FilesPlace | LogPlace:
+        return self.place_type(str(self.root), lambda sentence: None)
 
     def fill(
         self, keys: Sequence[Key] = KEYS, namespace: Namespace = NAMESPACE, used_at: float = WALL
     ) -> "Tier":
-        """Write ``keys``, each a second later used than the one before."""
-        store = self.open(namespace)
-        assert store.write([Item(k, filled(i, CHUNK)) for i, k in enumerate(keys)]) == [None] * len(
-            keys
-        )
+        """Write ``keys``; in files each is a second later used than the one before."""
+        store = self.open(namespace, ManualClock(used_at))
+        items = [Item(k, filled(KEYS.index(k) if k in KEYS else 99, CHUNK)) for k in keys]
+        assert store.write(items) == [None] * len(keys)
         store.close()
-        for i, k in enumerate(keys):
-            os.utime(self.file(k, namespace), (used_at + i, used_at + i))
+        if self.layout == "files":
+            for i, k in enumerate(keys):
+                os.utime(self.file(k, namespace), (used_at + i, used_at + i))
         return self
 
     def file(self, key: Key, namespace: Namespace = NAMESPACE) -> Path:
+        """Of layout ``files``."""
         return self.root / namespace.id / chunk_path(key)
 
-    def keys(self, namespace: Namespace = NAMESPACE) -> set[str]:
-        """Digests of what is stored."""
-        return {p.name for p in (self.root / namespace.id).rglob("*.kvc") if "quar" not in str(p)}
+    def payload_at(self, key: Key, namespace: Namespace = NAMESPACE) -> tuple[Path, int]:
+        """The file of a chunk, and where in it its payload begins."""
+        if self.layout == "files":
+            return self.file(key, namespace), PAGE_BYTES
+        at = LogPlace(str(self.root), pytest.fail)._snapshot(namespace.id).index.find(key)
+        assert at is not None
+        return self.root / "log" / f"{at.segment:08d}.kvs", at.page * PAGE_BYTES
+
+    def damage(self, key: Key, namespace: Namespace = NAMESPACE) -> None:
+        """Flip a bit of its payload; twice, and it is intact again."""
+        path, at = self.payload_at(key, namespace)
+        flip(path, at + CHUNK - 1)
+
+    def overwrite(self, key: Key, by: Key) -> None:
+        """``key`` holds what ``by`` does, its header included if it has one."""
+        if self.layout == "files":
+            shutil.copy(self.file(by), self.file(key))
+            return
+        source, at = self.payload_at(by)
+        payload = source.read_bytes()[at : at + CHUNK]
+        path, at = self.payload_at(key)
+        with path.open("r+b") as f:
+            f.seek(at)
+            f.write(payload)
+
+    def forget(self, key: Key, namespace: Namespace = NAMESPACE) -> None:
+        """The chunk is no more."""
+        store = self.open(namespace)
+        store.delete([key])
+        store.close()
+
+    def chunks(self, namespace: Namespace = NAMESPACE) -> dict[Key, bytes]:
+        """What is stored and intact."""
+        place = self.place()
+        keys = [entry.key for entry in place.entries(namespace.id)]
+        read = place.read(namespace.id, keys)
+        return {k: bytes(got) for k, got in read if not isinstance(got, KVTiersError)}
+
+    def numbers(self, namespace: Namespace = NAMESPACE) -> list[int]:
+        """Which of ``KEYS`` are stored."""
+        return [i for i, k in enumerate(KEYS) if k in self.chunks(namespace)]
 
     def image(self) -> dict[str, tuple[int, int, bytes]]:
         """Everything in the folder, to see that nothing changes."""

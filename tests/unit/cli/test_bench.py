@@ -4,7 +4,7 @@ import pytest
 
 from kvtiers.cli.measure import percentile
 from kvtiers.tiers.fs.files import FilesStore
-from tests.unit.cli.cli_kit import good, kvtiers
+from tests.unit.cli.cli_kit import good, kvtiers, only_files
 
 WORDS = ["--chunk-bytes", "64KiB", "--total-bytes", "4MiB"]
 
@@ -18,7 +18,7 @@ def test_it_measures_tier_and_disk(tier):
         "disk written",
         "disk read",
     ]
-    assert ran["chunks"] == 64
+    assert (ran["chunks"], ran["layout"]) == (64, tier.layout)
     for figures in ran["figures"]:
         assert figures["bytes_per_s"] > 0
         assert 0 < figures["p50_s"] <= figures["p99_s"]
@@ -26,10 +26,23 @@ def test_it_measures_tier_and_disk(tier):
 
 
 @pytest.mark.parametrize("words", [["--chunk-bytes", "4KiB"], ["--chunk-bytes", "1MiB"]])
-def test_one_chunk_or_many(tmp_path, words):
-    url = f"fs://{tmp_path}/new"
+def test_one_chunk_or_many(tmp_path, layout, words):
+    url = f"fs://{tmp_path}/new?layout={layout}"
     good(kvtiers("bench", "tier", url, *words, "--total-bytes", "1MiB"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_large_chunks_need_large_segments(tmp_path):
+    words = ["--chunk-bytes", "48MiB", "--total-bytes", "48MiB"]
+    ran = good(kvtiers("bench", "tier", f"fs://{tmp_path}/new?layout=log", *words, "--json"))
+    assert ran.json["chunks"] == 1
+
+
+def test_it_is_measured_beside_the_owner_of_a_log(tier):
+    store = tier.open()
+    good(kvtiers("bench", "tier", tier.url, *WORDS))
+    store.check()
+    store.close()
 
 
 def test_a_bounded_tier_is_neither_filled_nor_asked(tier):
@@ -39,6 +52,7 @@ def test_a_bounded_tier_is_neither_filled_nor_asked(tier):
     assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
 
 
+@only_files
 def test_a_chunk_that_does_not_come_back_is_an_error(tier, monkeypatch):
     read = FilesStore.read
 

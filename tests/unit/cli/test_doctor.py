@@ -7,8 +7,19 @@ import resource
 import pytest
 
 from kvtiers.cli import checks
-from kvtiers.cli.checks import Grade, check_chunk, check_direct, check_disk, check_inodes
-from tests.unit.cli.cli_kit import good, in_private_mounts, kvtiers, process, write_json
+from kvtiers.cli.checks import check_chunk, check_direct, check_disk, check_inodes
+from kvtiers.cli.logchecks import check_local, check_segments, file_system
+from kvtiers.cli.output import size
+from kvtiers.cli.verdicts import Grade
+from tests.unit.cli.cli_kit import (
+    good,
+    in_private_mounts,
+    kvtiers,
+    only_files,
+    only_log,
+    process,
+    write_json,
+)
 
 SMALL = {"cpu_bytes_to_use": 4 << 20}
 
@@ -23,6 +34,7 @@ def test_a_machine_alone(tmp_path):
     assert list(graded(ran)) == ["python", "xxhash", "memory", "open files", "locked memory"]
 
 
+@only_files
 def test_a_tier_that_is_there(tier):
     ran = good(kvtiers("doctor", f"{tier.url}?capacity=64MiB", "--json"))
     grades = graded(ran)
@@ -31,6 +43,96 @@ def test_a_tier_that_is_there(tier):
     remedies = [c["remedy"] for c in ran.json["checks"] if c["grade"] != "ok"]
     assert all(remedies)
     assert any("blocks_per_chunk" in r for r in remedies)
+
+
+@only_log
+def test_a_log_that_is_there(tier):
+    ran = good(kvtiers("doctor", tier.new, "--json"))
+    found = {c["check"]: c for c in ran.json["checks"]}
+    assert "inodes" not in found
+    assert {found[name]["grade"] for name in ("chunk size", "owner", "segments")} == {"ok"}
+    assert found["owner"]["found"] == "no engine has the log open"
+    assert found["segments"]["found"].startswith("3 of up to ")
+    store = tier.open()
+    ran = good(kvtiers("doctor", tier.new, "--json"))
+    store.close()
+    owner = next(c for c in ran.json["checks"] if c["check"] == "owner")
+    assert (owner["grade"], owner["found"]) == ("warn", f"process {os.getpid()} has the log open")
+
+
+@only_log
+def test_a_capacity_that_a_log_cannot_keep(tier):
+    ran = kvtiers("doctor", f"{tier.url}?capacity=100KiB", "--json")
+    assert (ran.status, graded(ran)["segments"]) == (1, "fail")
+
+
+def test_the_bound_that_rules_here_is_the_one_that_counts(tier):
+    """A log does not say; of files the quota file does."""
+    ran = good(kvtiers("doctor", tier.url, "--json"))
+    said = next(c for c in ran.json["checks"] if c["check"] == "disk space")["found"]
+    assert ("capacity is 1.0 GiB" if tier.layout == "files" else "no capacity is known") in said
+
+
+def test_a_share_of_the_disk_is_held_against_it(tmp_path):
+    config = with_tier(root_dir=str(tmp_path / "x"), capacity_fraction=0.5, layout="log")
+    ran = kvtiers("doctor", "--config", json.dumps(config), "--json")
+    found = {c["check"]: c["found"] for c in ran.json["checks"]}
+    disk = os.statvfs(tmp_path)
+    assert f"capacity is {size(int(0.5 * disk.f_blocks * disk.f_frsize))}" in found["disk space"]
+    assert "local disk" in found
+
+
+MOUNTS = """\
+22 1 8:1 / / rw - ext4 /dev/root rw
+30 22 0:5 / /mnt rw - nfs4 server:/export rw
+31 30 0:6 / /mnt/a\\040b rw shared:1 - xfs /dev/sdb rw
+32 22 0:7 / /over rw - ext4 /dev/sdc rw
+33 22 0:8 / /over rw - fuse.glusterfs server rw
+34 22 0:9 / /mnt2
+""".splitlines()
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/", "ext4"),
+        ("/var/x", "ext4"),
+        ("/mnt", "nfs4"),
+        ("/mnt/x", "nfs4"),
+        ("/mnt2", "ext4"),
+        ("/mnt/a b/c", "xfs"),
+        ("/over/x", "fuse.glusterfs"),
+    ],
+)
+def test_which_file_system_holds_a_folder(folder, kind):
+    assert file_system(MOUNTS, folder) == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "grade"),
+    [("ext4", Grade.OK), ("tmpfs", Grade.OK), ("nfs4", Grade.WARN), ("fuse.sshfs", Grade.WARN)],
+)
+def test_a_log_on_a_network_file_system_is_warned_of(tmp_path, kind, grade):
+    (tmp_path / "mounts").write_text(f"1 1 8:1 / / rw - {kind} x rw\n")
+    check = check_local("/", str(tmp_path / "mounts"))
+    assert check.grade is grade
+    assert kind in check.found
+    assert check_local("/", str(tmp_path / "absent")).grade is Grade.WARN
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chunk", "capacity", "grade"),
+    [
+        ([], None, None, Grade.OK),
+        ([], 8192, 1 << 20, Grade.OK),
+        ([], 8192, 1 << 17, Grade.FAIL),
+        ([1 << 20] * 3, 8192, 3 << 20, Grade.OK),
+        ([1 << 20] * 3, 8192, 2 << 20, Grade.WARN),
+        ([1 << 20] * 3, 1 << 20, None, Grade.WARN),
+    ],
+)
+def test_segments_suit_the_capacity_and_the_chunks(lengths, chunk, capacity, grade):
+    assert check_segments(lengths, chunk, capacity).grade is grade
 
 
 def test_it_leaves_nothing_behind(tier):
@@ -81,7 +183,7 @@ def test_a_disk_that_is_too_small_is_a_failure(tmp_path):
 
 def test_a_file_where_the_tier_should_be_is_a_failure(tmp_path):
     (tmp_path / "x").touch()
-    config = json.dumps(with_tier(root_dir=str(tmp_path / "x")))
+    config = json.dumps(with_tier(root_dir=str(tmp_path / "x"), capacity_bytes=1 << 20))
     ran = kvtiers("doctor", "--config", config, "--json")
     assert (ran.status, graded(ran)["tier"]) == (1, "fail")
 

@@ -6,17 +6,31 @@ import time
 import pytest
 
 from kvtiers.chunks import PAGE_BYTES
-from kvtiers.tiers.fs.files_place import FilesPlace
-from tests.unit.cli.cli_kit import CHUNK, KEYS, NAMESPACE, OTHER, good, kvtiers
+from kvtiers.tiers.fs import maintain
+from kvtiers.tiers.fs.names import leaving
+from kvtiers.tiers.fs.quota import STATE_BYTES
+from tests.unit.cli.cli_kit import (
+    CHUNK,
+    KEYS,
+    NAMESPACE,
+    OTHER,
+    good,
+    kvtiers,
+    only_files,
+    only_log,
+)
+from tests.unit.tiers.fs.test_open import dead_scratch
 
 FILE = CHUNK + PAGE_BYTES
-MANIFESTS = len(NAMESPACE.manifest()) + len(OTHER.manifest())
+BESIDES = len(NAMESPACE.manifest()) + len(OTHER.manifest()) + STATE_BYTES
+"""What a bound of layout ``files`` counts too: the manifests and the quota file."""
 
 
 def left(tier, namespace=NAMESPACE):
-    return [i for i, k in enumerate(KEYS) if tier.file(k, namespace).exists()]
+    return tier.numbers(namespace)
 
 
+@only_files
 @pytest.mark.parametrize(
     ("keep", "ours", "others"),
     [
@@ -28,7 +42,7 @@ def left(tier, namespace=NAMESPACE):
     ],
 )
 def test_max_bytes_is_of_files_and_the_oldest_leave(tier, keep, ours, others):
-    bound = keep * FILE + MANIFESTS
+    bound = keep * FILE + BESIDES
     ran = good(kvtiers("gc", tier.url, "--max-bytes", bound, "--json")).json
     assert (left(tier), left(tier, OTHER)) == (ours, others)
     assert ran["chunks"] == 6 - keep
@@ -36,17 +50,20 @@ def test_max_bytes_is_of_files_and_the_oldest_leave(tier, keep, ours, others):
     assert ran["bytes_left"] == bound
 
 
+@only_files
 def test_one_byte_less_takes_one_chunk_more(tier):
-    good(kvtiers("gc", tier.url, "--max-bytes", 6 * FILE + MANIFESTS - 1))
+    good(kvtiers("gc", tier.url, "--max-bytes", 6 * FILE + BESIDES - 1))
     assert (left(tier), left(tier, OTHER)) == ([0, 1, 2, 3], [1])
 
 
+@only_files
 def test_within_one_namespace_nothing_else_counts_or_leaves(tier):
     bound = 2 * FILE + len(NAMESPACE.manifest())
     good(kvtiers("gc", tier.url, "--namespace", NAMESPACE.id, "--max-bytes", bound))
     assert (left(tier), left(tier, OTHER)) == ([2, 3], [0, 1])
 
 
+@only_files
 def test_older_than(tier):
     for i, k in enumerate(KEYS):
         used_at = time.time() - 3600 * (i + 0.5)
@@ -55,44 +72,75 @@ def test_older_than(tier):
     assert (left(tier), left(tier, OTHER)) == ([0, 1], [])
 
 
-def test_a_dry_run_says_the_same_and_changes_nothing(tier):
+@pytest.mark.parametrize("words", [["--max-bytes", "0"], ["--older-than", "1d"]])
+def test_a_dry_run_says_the_same_and_changes_nothing(tier, words):
     before = tier.image()
-    words = ["gc", tier.url, "--max-bytes", 2 * FILE + MANIFESTS]
+    words = ["gc", tier.url, *words]
     would = good(kvtiers(*words, "--dry-run", "--json")).json
-    assert "would delete 4 chunks" in good(kvtiers(*words, "--dry-run")).out
+    assert would["chunks"] == 6
+    said = good(kvtiers(*words, "--dry-run")).out
+    assert f"namespace {NAMESPACE.id}: would delete 4 chunks" in said
     assert tier.image() == before
     did = good(kvtiers(*words, "--json")).json
     assert {**would, "dry_run": False} == did
+    assert (left(tier), left(tier, OTHER)) == ([], [])
 
 
-def test_what_is_used_meanwhile_stays(tier, monkeypatch):
-    """An engine touches a chunk between the choice and the deletion."""
-    opened = FilesPlace.open_store
+def test_one_namespace_only(tier):
+    good(kvtiers("gc", tier.url, "--max-bytes", "0", "--namespace", OTHER.id[:6]))
+    assert (left(tier), left(tier, OTHER)) == ([0, 1, 2, 3], [])
 
-    def touched(place, namespace, layout):
-        if namespace == NAMESPACE:
-            os.utime(tier.file(KEYS[0]))
-            tier.file(KEYS[1]).unlink()
-        return opened(place, namespace, layout)
 
-    monkeypatch.setattr(FilesPlace, "open_store", touched)
+def test_without_a_bound_no_chunk_leaves(tier):
+    ran = good(kvtiers("gc", tier.url, "--json")).json
+    assert (ran["chunks"], ran["bytes"]) == (0, 0)
+    assert (left(tier), left(tier, OTHER)) == ([0, 1, 2, 3], [0, 1])
+
+
+@only_files
+def test_what_dead_engines_left_goes_too(tier):
+    dead = dead_scratch(tier.root / NAMESPACE.id)
+    aside = tier.root / NAMESPACE.id / "quarantine"
+    aside.mkdir()
+    for n in range(6):
+        (aside / f"0{n}-g0.kvc").write_bytes(b"x")
+    (tier.root / OTHER.id / "7f").mkdir()
+    would = kvtiers("gc", tier.url, "--dry-run")
+    assert "would delete temporary folders and files of dead writers: 1\n" in good(would).out
+    assert dead.exists()
+    ran = good(kvtiers("gc", tier.url, "--json")).json
+    assert [ran[what] for what in ("temporary", "quarantined", "empty_folders")] == [1, 2, 1]
+    assert not dead.exists()
+    assert (left(tier), left(tier, OTHER)) == ([0, 1, 2, 3], [0, 1])
+
+
+@only_files
+def test_what_is_promised_to_an_engine_stays(tier):
+    promised = time.time() + 20
+    os.utime(tier.file(KEYS[0]), (promised, promised))
     ran = good(kvtiers("gc", tier.url, "--max-bytes", "0", "--json")).json
-    assert left(tier) == [0]
-    assert ran["chunks"] == 4  # two of the other namespace, two of ours
+    assert (left(tier), left(tier, OTHER)) == ([0], [])
+    assert (ran["chunks"], ran["in_use"]) == (5, 1)
+    assert "1 chunks are in use" in good(kvtiers("gc", tier.url, "--max-bytes", "0")).out
 
 
-def test_what_cannot_be_deleted_is_said_and_does_not_keep_the_others(tier):
-    path = tier.file(KEYS[1])
-    path.unlink()
-    (path / "somebodys").mkdir(parents=True)
+@only_files
+def test_what_cannot_be_deleted_is_said_and_does_not_keep_the_others(tier, monkeypatch):
+    real, path = os.unlink, str(tier.file(KEYS[1]))
+
+    def unlink(name, **where):
+        if name == leaving(path):
+            raise PermissionError(1, "told to refuse")
+        real(name, **where)
+
+    monkeypatch.setattr(maintain.os, "unlink", unlink)
     ran = kvtiers("gc", tier.url, "--max-bytes", "0", "--json")
-    assert ran.status == 1
-    assert ran.json["failed"] == 1
-    assert str(path) in ran.json["warnings"][0]
+    assert (ran.status, ran.json["failed"]) == (1, 1)
+    assert ran.json["warnings"] == [f"{path[len(str(tier.root)) + 1 :]} cannot be deleted"]
     assert left(tier) == [1]
-    assert (path / "somebodys").is_dir()
 
 
+@only_files
 def test_it_deletes_chunks_only(tier):
     ours = tier.root / NAMESPACE.id
     strangers = [tier.root / "note", ours / "note", ours / KEYS[0].hex()[:2] / "note.kvc"]
@@ -105,9 +153,39 @@ def test_it_deletes_chunks_only(tier):
     assert (left(tier), left(tier, OTHER)) == ([], [])
 
 
+@only_files
 def test_a_link_out_of_the_tier_is_not_followed(tier, tmp_path):
     fan = tier.file(KEYS[0]).parent
     outside = fan.rename(tmp_path / fan.name)
     fan.symlink_to(outside)
     good(kvtiers("gc", tier.url, "--max-bytes", "0"))
     assert (outside / tier.file(KEYS[0]).name).exists()
+
+
+# -- a log ----------------------------------------------------------------------------------------
+
+
+@only_log
+def test_a_log_shrinks_by_whole_segments(tier):
+    segments = sorted((tier.root / "log").glob("*.kvs"))
+    length = segments[0].stat().st_size
+    ran = good(kvtiers("gc", tier.url, "--max-bytes", 2 * length - 1, "--json")).json
+    assert ran["segments"] == len(segments) - 1
+    assert ran["bytes_left"] == length
+    assert (left(tier), left(tier, OTHER)) == ([], [0, 1])  # it was begun last
+    said = good(kvtiers("gc", tier.url, "--max-bytes", 0)).out
+    assert "deleted segments: 1\n" in said
+    assert left(tier, OTHER) == []
+
+
+@only_log
+@pytest.mark.parametrize("words", [["--max-bytes", "0"], ["--max-bytes", "0", "--dry-run"], []])
+def test_a_log_is_its_owners_to_shrink(tier, words):
+    store, before = tier.open(), tier.image()
+    ran = kvtiers("gc", tier.url, *words)
+    assert (ran.status, ran.out) == (2, "")
+    assert f"belongs to the living process {os.getpid()}" in ran.err
+    assert "stop that engine, or lower its capacity_bytes" in ran.err
+    assert ran.err.count("\n") == 1
+    assert tier.image() == before
+    store.close()

@@ -1,7 +1,6 @@
 """``ls``, ``stat``, ``du``, ``verify``: what they say is what is there, whatever is there."""
 
 import os
-import shutil
 import time
 from contextlib import contextmanager
 
@@ -9,6 +8,7 @@ import pytest
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.hashing import chunk_keys, seed_id
+from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs import names
 from tests.unit.cli.cli_kit import (
     CHUNK,
@@ -21,10 +21,13 @@ from tests.unit.cli.cli_kit import (
     good,
     kvtiers,
     manifest,
+    only_files,
+    only_log,
     process,
     write_json,
 )
 from tests.unit.tiers.fs.fs_kit import flip
+from tests.unit.tiers.tier_kit import filled
 
 
 def by_id(listed):
@@ -35,7 +38,8 @@ def test_ls_adds_up(tier):
     listed = by_id(good(kvtiers("ls", tier.url, "--json")).json["namespaces"])
     ours = listed[NAMESPACE.id]
     assert (ours["chunks"], ours["bytes"]) == (4, 4 * CHUNK)
-    assert (ours["oldest"], ours["last_used"]) == (WALL, WALL + 3)
+    last = WALL + 3 if tier.layout == "files" else WALL  # when its segment was begun
+    assert (ours["oldest"], ours["last_used"]) == (WALL, last)
     assert ours["manifest"] == NAMESPACE.fields
     assert listed[OTHER.id]["chunks"] == 2
     text = good(kvtiers("ls", tier.url)).out
@@ -43,6 +47,7 @@ def test_ls_adds_up(tier):
     assert "digest-of-m bfloat16" in text
 
 
+@only_files
 def test_ls_chunks_shows_those_used_last_first(tier):
     ran = good(kvtiers("ls", tier.url, "--chunks", "--limit", "3", "--json")).json
     assert [c["key"] for c in ran["chunks"]] == [k.hex() for k in reversed(KEYS[1:])]
@@ -55,9 +60,26 @@ def test_du_counts_what_a_capacity_counts(tier):
     on_disk = sum(p.stat().st_size for p in tier.root.rglob("*") if p.is_file())
     assert ran["bytes"] == on_disk == sum(u["bytes"] for u in ran["usage"])
     chunks = [u for u in ran["usage"] if u["part"] == "chunks"]
-    assert sum(u["bytes"] for u in chunks) == 6 * (CHUNK + PAGE_BYTES)
+    header = PAGE_BYTES if tier.layout == "files" else 0
+    assert sum(u["bytes"] for u in chunks) == 6 * (CHUNK + header)
     assert ran["capacity_bytes"] == 1 << 30
-    assert "of 1.0 GiB capacity" in good(kvtiers("du", f"{tier.url}?capacity=1GiB")).out
+    text = good(kvtiers("du", f"{tier.url}?capacity=1GiB")).out
+    assert "of 1.0 GiB capacity" in text
+    assert ("RESERVED" in text) == (tier.layout == "log")
+
+
+def test_du_does_not_count_strangers(tier):
+    before = good(kvtiers("du", tier.url, "--json")).json
+    (tier.root / "note").write_bytes(b"abc")
+    after = good(kvtiers("du", tier.url, "--json")).json
+    assert after["bytes"] == before["bytes"]
+    assert sum(u["bytes"] for u in after["usage"]) == sum(u["bytes"] for u in before["usage"]) + 3
+
+
+def test_du_says_the_bound_that_rules_here(tier):
+    """A log does not say how large it may become; of files the quota file does."""
+    ran = good(kvtiers("du", tier.url, "--json")).json
+    assert ran["capacity_bytes"] == (1 << 30 if tier.layout == "files" else None)
 
 
 # -- stat -----------------------------------------------------------------------------------------
@@ -74,7 +96,7 @@ def test_stat_of_a_key_or_its_beginning(tier):
 
 
 def test_stat_of_a_damaged_chunk_says_so(tier):
-    flip(tier.file(KEYS[3]), -1)
+    tier.damage(KEYS[3])
     ran = kvtiers("stat", tier.url, KEYS[3].hex())
     assert ran.status == 1
     assert "its checksum differs" in ran.out
@@ -107,7 +129,7 @@ def test_stat_of_tokens_says_chunk_by_chunk(tier, prompt):
 
 
 def test_a_hole_ends_the_prefix(tier, prompt):
-    tier.file(KEYS[1]).unlink()
+    tier.forget(KEYS[1])
     shown = loadable(tier, prompt, "--namespace", NAMESPACE.id)[NAMESPACE.id]
     assert shown["loadable_tokens"] == 16
     assert [r["stored"] for r in shown["chunks"]] == [True, False, True, True]
@@ -228,8 +250,8 @@ def test_what_is_no_list_of_tokens(tier, tmp_path, tokens):
 
 def damage(tier):
     """Two chunks: one with a flipped bit, one that holds another."""
-    flip(tier.file(KEYS[1]), -1)
-    shutil.copy(tier.file(KEYS[0]), tier.file(KEYS[2]))
+    tier.damage(KEYS[1])
+    tier.overwrite(KEYS[2], KEYS[0])
     return {KEYS[1].hex(), KEYS[2].hex()}
 
 
@@ -242,7 +264,8 @@ def test_verify_reports_each_damaged_chunk_and_changes_nothing(tier):
     assert ran.json["chunks"] == 6
     text = kvtiers("verify", tier.url).out
     assert "checksum differs (left)" in text
-    assert f"foreign key {KEYS[0].hex()} (left)" in text
+    if tier.layout == "files":
+        assert f"foreign key {KEYS[0].hex()} (left)" in text
     assert tier.image() == before
 
 
@@ -256,27 +279,61 @@ def test_repair_takes_them_away_and_nothing_else(tier):
     assert ran.status == 1
     assert {d["outcome"] for d in ran.json["damaged"]} == {"removed"}
     assert good(kvtiers("verify", tier.url, "--json")).json["chunks"] == 4
-    assert tier.file(KEYS[0]).exists()
-    assert not tier.file(KEYS[1]).exists()
+    assert tier.numbers() == [0, 3]
 
 
 def test_repair_looks_again_before_it_takes_anything(tier, monkeypatch):
     """An engine may have taken the chunk away and written it anew since it was read."""
-    flip(tier.file(KEYS[1]), -1)
-    from kvtiers.tiers.fs.files_place import FilesPlace
-
-    opened = FilesPlace.open_store
+    tier.damage(KEYS[1])
+    opened = tier.place_type.open_store
 
     def rewritten(place, namespace, layout):
-        flip(tier.file(KEYS[1]), -1)
+        tier.damage(KEYS[1])  # once more: it is intact
         return opened(place, namespace, layout)
 
-    monkeypatch.setattr(FilesPlace, "open_store", rewritten)
+    monkeypatch.setattr(tier.place_type, "open_store", rewritten)
     ran = kvtiers("verify", tier.url, "--repair", "--json")
     assert [d["outcome"] for d in ran.json["damaged"]] == ["intact by now"]
     assert good(kvtiers("verify", tier.url, "--json")).json["chunks"] == 6
 
 
+def test_repair_where_others_evict_says_that_it_stays(tmp_path):
+    tier = Tier(tmp_path / "kv")
+    store = tier.open(eviction="external")
+    assert store.write([Item(k, filled(i, CHUNK)) for i, k in enumerate(KEYS)]) == [None] * 4
+    store.close()
+    tier.damage(KEYS[1])
+    ran = kvtiers("verify", tier.url, "--repair", "--json")
+    (bad,) = ran.json["damaged"]
+    assert bad["outcome"] == "left: what evicts here has to take it away"
+    assert tier.file(KEYS[1]).exists()
+
+
+@only_log
+def test_faults_of_segments_are_said_and_mended(tier):
+    first, second, *_ = sorted((tier.root / "log").glob("*.kvs"))
+    flip(first, first.stat().st_size - 1)
+    flip(second, 30)
+    before = tier.image()
+    ran = kvtiers("verify", tier.url, "--json")
+    assert (ran.status, ran.json["damaged"], ran.json["chunks"]) == (1, [], 4)
+    assert [f["namespace"] for f in ran.json["faults"]] == [NAMESPACE.id, None]
+    assert "the table is damaged" in ran.json["faults"][0]["problem"]
+    assert "the header is damaged" in ran.json["faults"][1]["problem"]
+    dry = kvtiers("verify", tier.url, "--repair", "--dry-run", "--json").json
+    outcomes = [f["outcome"] for f in dry["faults"]]
+    assert outcomes == ["would be written anew", "would be removed"]
+    assert tier.image() == before
+    ran = kvtiers("verify", tier.url, "--repair")
+    assert ran.status == 1
+    assert "(written anew)\n" in ran.out
+    assert "all intact, faults besides: 2" in ran.out
+    assert good(kvtiers("verify", tier.url, "--json")).json["chunks"] == 4
+    one = kvtiers("verify", tier.url, "--namespace", OTHER.id, "--json")
+    assert good(one).json["faults"] == []
+
+
+@only_files
 @pytest.mark.parametrize("how", ["fifo", "folder", "link", "empty", "huge"])
 def test_repair_of_what_is_no_chunk_file_at_all(tier, how):
     path = tier.file(KEYS[1])
@@ -314,9 +371,9 @@ def test_a_damaged_manifest_is_shown_and_its_chunks_are_read(tier):
     assert tier.image() == before
 
 
-def test_control_characters_never_reach_the_terminal(tmp_path):
+def test_control_characters_never_reach_the_terminal(tmp_path, layout):
     namespace = manifest("[b]\x1b]0;a\x07\n\u202e")
-    tier = Tier(tmp_path / "a\x1b[31m").fill(KEYS, namespace)
+    tier = Tier(tmp_path / "a\x1b[31m", layout).fill(KEYS, namespace)
     (tier.root / namespace.id / "zz\n\x1b[2J").touch()
     for name in ("ls", "du", "verify"):
         ran = good(kvtiers(name, f"fs://{tmp_path}/a%1B%5B31m"))
@@ -366,7 +423,7 @@ def test_unreadable_folders_and_files_are_said_and_passed_over(open_tier):
     hidden.chmod(0o755)
     assert (rest.status, rest.err.count("\n")) == (1, 1)
     assert rest.out.startswith("2 chunks")
-    assert "all intact, but 1 folders could not be looked at" in rest.out
+    assert "all intact, but 1 things could not be looked at" in rest.out
     assert listed.status == 0
     assert listed.json["namespaces"][0]["chunks"] == 3
     assert listed.json["warnings"] == [f"{hidden} cannot be listed: Permission denied"]
@@ -377,6 +434,28 @@ def test_unreadable_folders_and_files_are_said_and_passed_over(open_tier):
     assert "Permission denied" in bad["problem"]
 
 
-def test_ages_are_from_now(tmp_path):
-    tier = Tier(tmp_path / "kv").fill(KEYS[:1], used_at=time.time() - 7200)
+def test_a_log_that_may_not_be_listed_is_said(open_tier):
+    log = Tier(open_tier.root.parent / "log", "log").fill()
+    log.root.chmod(0o755)
+    for path in log.root.rglob("*"):
+        path.chmod(0o755)
+    (log.root / "log").chmod(0)
+    with as_nobody():
+        listed = kvtiers("ls", log.url, "--json")
+        verified = kvtiers("verify", log.url, "--json")
+    assert (listed.status, listed.json["layout"]) == (0, "log")
+    assert listed.json["warnings"] == [f"{log.root}/log cannot be listed: Permission denied"]
+    assert verified.status == 1
+
+
+@only_files
+def test_a_promise_to_an_engine_is_no_use_in_the_future(tier):
+    ahead = time.time() + 9
+    os.utime(tier.file(KEYS[0]), (ahead, ahead))
+    ran = good(kvtiers("ls", tier.url, "--json")).json
+    assert max(n["last_used"] for n in ran["namespaces"]) <= time.time()
+
+
+def test_ages_are_from_now(tmp_path, layout):
+    tier = Tier(tmp_path / "kv", layout).fill(KEYS[:1], used_at=time.time() - 7200)
     assert " 2 h " in good(kvtiers("ls", tier.url)).out

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kvtiers.cli.table import COMMANDS
-from tests.unit.cli.cli_kit import KEYS, NAMESPACE, ROOT, good, kvtiers, process, write_json
+from tests.unit.cli.cli_kit import KEYS, NAMESPACE, ROOT, Tier, good, kvtiers, process, write_json
 
 CONFIG = '{"cpu_bytes_to_use": 4194304}'
 
@@ -24,8 +24,8 @@ def calls(tier, tmp_path, prompt):
         "verify": ["verify", tier.url],
         "gc": ["gc", tier.url, "--max-bytes", "1GiB"],
         "export": ["export", tier.url, archive],
-        "import": ["import", archive, f"fs://{tmp_path}/imported"],
-        "migrate": ["migrate", tier.url, f"fs://{tmp_path}/migrated"],
+        "import": ["import", archive, Tier(tmp_path / "imported", tier.layout).new],
+        "migrate": ["migrate", tier.url, Tier(tmp_path / "migrated", tier.layout).new],
         "warm": ["warm", tier.url, "--from-recent", "2", "-o", tmp_path / "hot.json"],
         "doctor": ["doctor", tier.url, "--config", CONFIG],
         "bench": ["bench", "tier", tier.url, "--chunk-bytes", "64KiB", "--total-bytes", "1MiB"],
@@ -108,7 +108,6 @@ WRONG = [
     ["stat", "URL", "--tokens", "/dev/null"],
     ["stat", "URL", "--tokens", "PROMPT", "--hash", "md5"],
     ["verify", "URL", "--dry-run"],
-    ["gc", "URL"],
     ["gc", "URL", "--max-bytes", "much"],
     ["gc", "URL", "--older-than", "long"],
     ["gc", "URL", "--older-than", "-1d"],

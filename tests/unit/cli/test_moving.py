@@ -3,14 +3,14 @@
 import io
 import json
 import os
-import shutil
 import tarfile
 import time
 
 import pytest
 
-from kvtiers.chunks import PAGE_BYTES
+from kvtiers.chunks import PAGE_BYTES, make_key
 from kvtiers.cli.archive import writing
+from kvtiers.hashing import chunk_keys
 from tests.unit.cli.cli_kit import (
     CHUNK,
     KEYS,
@@ -22,8 +22,9 @@ from tests.unit.cli.cli_kit import (
     in_private_mounts,
     kvtiers,
     manifest,
+    only_files,
 )
-from tests.unit.tiers.fs.fs_kit import flip
+from tests.unit.tiers.fs.fs_kit import OVERHEAD
 
 
 @pytest.fixture
@@ -32,38 +33,43 @@ def archive(tier, tmp_path):
     return tmp_path / "chunks.tar"
 
 
+@pytest.fixture(params=["files", "log"])
+def target_layout(request):
+    return request.param
+
+
 @pytest.fixture
-def target(tmp_path):
-    return Tier(tmp_path / "target")
+def target(tmp_path, target_layout):
+    return Tier(tmp_path / "target", target_layout)
+
+
+to_files = pytest.mark.parametrize("target_layout", ["files"])
+to_log = pytest.mark.parametrize("target_layout", ["log"])
 
 
 def same_chunks(one, other, namespace=NAMESPACE):
-    """Whether both hold the same files; and how many."""
-    assert one.keys(namespace) == other.keys(namespace)
-    for key in KEYS:
-        if one.file(key, namespace).exists():
-            data = one.file(key, namespace).read_bytes()
-            assert data == other.file(key, namespace).read_bytes()
-    return len(one.keys(namespace))
+    """How many there are, if both hold the same."""
+    assert one.chunks(namespace) == other.chunks(namespace)
+    return len(one.chunks(namespace))
 
 
 # -- export and import ----------------------------------------------------------------------------
 
 
 def test_what_was_exported_is_imported_bit_for_bit(tier, archive, target):
-    ran = good(kvtiers("import", archive, target.url, "--json")).json
+    ran = good(kvtiers("import", archive, target.new, "--json")).json
     assert {n["namespace"]: n["chunks"] for n in ran["namespaces"]} == {
         NAMESPACE.id: 4,
         OTHER.id: 2,
     }
     assert same_chunks(tier, target) == 4
     assert same_chunks(tier, target, OTHER) == 2
-    again = good(kvtiers("import", archive, target.url, "--json")).json
+    again = good(kvtiers("import", archive, target.new, "--json")).json
     assert [(n["chunks"], n["present"]) for n in again["namespaces"]] == [(0, 2), (0, 4)]
 
 
 def test_an_engine_finds_what_was_imported(archive, target):
-    good(kvtiers("import", archive, target.url))
+    good(kvtiers("import", archive, target.new))
     store = target.open()
     assert store.contains(KEYS) == [True] * 4
     store.close()
@@ -83,17 +89,18 @@ def test_anybody_can_list_an_archive(archive):
 
 def test_only_a_prompt_or_a_namespace(tier, prompt, tmp_path, target):
     good(kvtiers("export", tier.url, tmp_path / "a", "--namespace", OTHER.id))
-    good(kvtiers("import", tmp_path / "a", target.url))
+    good(kvtiers("import", tmp_path / "a", target.new))
     assert same_chunks(tier, target, OTHER) == 2
     assert not (target.root / NAMESPACE.id).exists()
-    stranger = tier.file(KEYS[0]).with_name(f"{KEYS[0].hex()[:2]}{'0' * 62}-g0.kvc")
-    shutil.copy(tier.file(KEYS[0]), stranger)  # damaged, but of no prompt
+    stranger = make_key(bytes(32), 0)
+    tier.fill([stranger])
+    tier.damage(stranger)  # but it is of no prompt
     ran = good(kvtiers("export", tier.url, tmp_path / "b", "--tokens", prompt, "--json")).json
     assert ran["chunks"] == 6
 
 
 def test_damaged_chunks_are_left_out_and_said(tier, tmp_path):
-    flip(tier.file(KEYS[1]), -1)
+    tier.damage(KEYS[1])
     ran = kvtiers("export", tier.url, tmp_path / "a", "--json")
     assert ran.status == 1
     assert [x["key"] for x in ran.json["left_out"]] == [KEYS[1].hex()]
@@ -165,16 +172,16 @@ def of_no_namespace(name, data):
 )
 def test_one_bad_member_and_nothing_is_imported(archive, target, change):
     made = rewritten(archive, change)
-    ran = kvtiers("import", made, target.url)
+    ran = kvtiers("import", made, target.new)
     assert ran.status == 1
     assert "nothing was imported, for 1 members" in ran.err
     assert ran.err.count("\n") == 1
     assert not target.root.exists()
-    ran = kvtiers("import", made, target.url, "--skip-damaged", "--json")
+    ran = kvtiers("import", made, target.new, "--skip-damaged", "--json")
     assert ran.status == 1
     assert len(ran.json["warnings"]) == 1
     assert sum(n["chunks"] for n in ran.json["namespaces"]) == 5
-    assert not target.file(KEYS[1]).exists()
+    assert target.numbers() == [0, 2, 3]
 
 
 def test_a_link_in_an_archive_is_not_followed(archive, target):
@@ -187,7 +194,7 @@ def test_a_link_in_an_archive_is_not_followed(archive, target):
                 new.addfile(link)
             else:
                 new.addfile(member, old.extractfile(member))
-    ran = kvtiers("import", made, target.url)
+    ran = kvtiers("import", made, target.new)
     assert ran.status == 1
     assert "is no plain file" in ran.err
 
@@ -195,7 +202,7 @@ def test_a_link_in_an_archive_is_not_followed(archive, target):
 @pytest.mark.parametrize("kept", [0.1, 0.3, 0.7, 0.85])
 def test_an_archive_that_was_cut_short_is_refused(archive, target, kept):
     os.truncate(archive, int(archive.stat().st_size * kept))
-    ran = kvtiers("import", archive, target.url)
+    ran = kvtiers("import", archive, target.new)
     assert ran.status in (1, 2)
     assert "cut short" in ran.err or "is no archive" in ran.err
     assert not target.root.exists()
@@ -225,7 +232,7 @@ def head(**changes):
     ],
 )
 def test_what_is_no_whole_archive(archive, target, change, why):
-    ran = kvtiers("import", rewritten(archive, change), target.url)
+    ran = kvtiers("import", rewritten(archive, change), target.new)
     assert ran.status in (1, 2)
     assert why in ran.err
     assert not target.root.exists()
@@ -233,28 +240,33 @@ def test_what_is_no_whole_archive(archive, target, change, why):
 
 def test_a_fifo_is_no_archive(tmp_path, target):
     os.mkfifo(tmp_path / "fifo")
-    ran = kvtiers("import", tmp_path / "fifo", target.url)
+    ran = kvtiers("import", tmp_path / "fifo", target.new)
     assert ran.status == 2
     assert "no regular file" in ran.err
 
 
 def test_a_dry_import_makes_nothing(archive, target):
-    ran = good(kvtiers("import", archive, target.url, "--dry-run", "--json")).json
+    ran = good(kvtiers("import", archive, target.new, "--dry-run", "--json")).json
     assert sum(n["chunks"] for n in ran["namespaces"]) == 6
     assert not target.root.exists()
 
 
+@only_files
 def test_a_full_target_says_how_far_it_got(archive, tmp_path):
-    """A file system for three chunks; with more room the same call does the rest."""
+    """A file system for three chunks, where others evict; with more room the rest comes in."""
     mounted = tmp_path / "mounted"
     mounted.mkdir()
-    url = f"fs://{mounted}/kv"
+    make = "Tier(Path(sys.argv[1])).open(eviction='external').close()"
     ran = in_private_mounts(
         f"""
         mount -t tmpfs -o size=64k,mode=700 tmpfs {mounted} || exit 9
-        "$0" -m kvtiers.cli import {archive} {url} && exit 9
+        "$0" -c "import sys
+from pathlib import Path
+from tests.unit.cli.cli_kit import Tier
+{make}" {mounted}/kv || exit 9
+        "$0" -m kvtiers.cli import {archive} fs://{mounted}/kv && exit 9
         mount -o remount,size=4m {mounted} || exit 9
-        "$0" -m kvtiers.cli import {archive} {url} --json
+        "$0" -m kvtiers.cli import {archive} fs://{mounted}/kv --json
         """
     )
     assert ran.status == 0
@@ -271,79 +283,112 @@ def test_a_full_target_says_how_far_it_got(archive, tmp_path):
 
 def test_migrate_copies_all_and_goes_on_where_it_ended(tier, target):
     target.fill(KEYS[1:2])
-    ran = good(kvtiers("migrate", tier.url, target.url, "--json")).json
+    ran = good(kvtiers("migrate", tier.url, target.new, "--json")).json
     ours = next(n for n in ran["namespaces"] if n["namespace"] == NAMESPACE.id)
     assert (ours["chunks"], ours["bytes"], ours["present"]) == (3, 3 * CHUNK, 1)
-    assert target.keys() == tier.keys()
-    assert target.keys(OTHER) == tier.keys(OTHER)
-    again = good(kvtiers("migrate", tier.url, target.url, "--json")).json
+    assert same_chunks(tier, target) == 4
+    assert same_chunks(tier, target, OTHER) == 2
+    again = good(kvtiers("migrate", tier.url, target.new, "--json")).json
     assert [n["chunks"] for n in again["namespaces"]] == [0, 0]
 
 
+@only_files
+@to_files
 def test_when_a_chunk_was_used_travels_along(tier, archive, target, tmp_path):
-    good(kvtiers("migrate", tier.url, target.url))
+    good(kvtiers("migrate", tier.url, target.new))
     imported = Tier(tmp_path / "imported")
-    good(kvtiers("import", archive, imported.url))
+    good(kvtiers("import", archive, imported.new))
     for copy in (target, imported):
         times = [copy.file(k).stat().st_mtime for k in KEYS]
         assert times == [WALL, WALL + 1, WALL + 2, WALL + 3]
 
 
+@only_files
+@to_files
+def test_what_an_engine_found_meanwhile_is_not_set_back(tier, target):
+    """Its time is a promise."""
+    good(kvtiers("migrate", tier.url, target.new))
+    promised = time.time() + 20
+    os.utime(target.file(KEYS[0]), (promised, promised))
+    copies = list(tier.place().entries(NAMESPACE.id))
+    target.place().backdate(NAMESPACE.id, copies)
+    assert target.file(KEYS[0]).stat().st_mtime == pytest.approx(promised)
+    assert target.file(KEYS[1]).stat().st_mtime == WALL + 1
+
+
+@to_log
+def test_a_log_becomes_no_larger_unasked_and_that_is_said(tier, target):
+    good(kvtiers("migrate", tier.url, target.new, "--namespace", OTHER.id))
+    length = max(p.stat().st_size for p in target.root.rglob("*.kvs"))
+    many = chunk_keys(list(range(16 * 200)), 0, 16, 16)
+    tier.fill(many)
+    ran = kvtiers("migrate", tier.url, target.url, "--namespace", NAMESPACE.id)
+    assert ran.status == 0
+    assert "will not stay" in ran.err
+    assert {p.stat().st_size for p in target.root.rglob("*.kvs")} == {length}
+    assert len(list(target.root.rglob("*.kvs"))) == 4  # the least that a log works with
+    assert many[-1] in target.chunks()
+
+
+@only_files
+@to_files
 def test_a_use_in_the_future_is_now(tier, target):
     os.utime(tier.file(KEYS[0]), (1 << 40, 1 << 40))
-    good(kvtiers("migrate", tier.url, target.url))
+    good(kvtiers("migrate", tier.url, target.new))
     assert target.file(KEYS[0]).stat().st_mtime <= time.time()
 
 
 def test_a_dry_migration_makes_nothing(tier, target):
-    ran = good(kvtiers("migrate", tier.url, target.url, "--dry-run", "--json")).json
+    ran = good(kvtiers("migrate", tier.url, target.new, "--dry-run", "--json")).json
     assert sum(n["chunks"] for n in ran["namespaces"]) == 6
     assert not target.root.exists()
 
 
 def test_damaged_chunks_do_not_travel(tier, target):
-    flip(tier.file(KEYS[1]), -1)
-    ran = kvtiers("migrate", tier.url, target.url, "--json")
+    tier.damage(KEYS[1])
+    ran = kvtiers("migrate", tier.url, target.new, "--json")
     assert ran.status == 1
     failed = [f for n in ran.json["namespaces"] for f in n["failed"]]
     assert [f["key"] for f in failed] == [KEYS[1].hex()]
-    assert not target.file(KEYS[1]).exists()
-    assert "checksum differs" in kvtiers("migrate", tier.url, target.url).out
+    assert target.numbers() == [0, 2, 3]
+    assert "checksum differs" in kvtiers("migrate", tier.url, target.new).out
 
 
+@to_files
 def test_a_target_that_is_too_small_is_warned_of_and_keeps_what_was_used_last(tier, target):
-    capacity = 2 * (CHUNK + PAGE_BYTES) + len(NAMESPACE.manifest()) + 4096
+    capacity = 2 * (CHUNK + PAGE_BYTES) + len(NAMESPACE.manifest()) + OVERHEAD
     words = [tier.url, f"{target.url}?capacity={capacity}", "--namespace", NAMESPACE.id]
     ran = kvtiers("migrate", *words)
     assert ran.status == 0
     assert "will not stay" in ran.err
-    assert [k in [KEYS[2], KEYS[3]] for k in KEYS] == [target.file(k).exists() for k in KEYS]
+    assert target.numbers()[-1] == 3
+    assert len(target.numbers()) < 4
 
 
-def test_large_and_small_chunks_fit_one_batch_or_one_each(tmp_path, target):
+def test_large_and_small_chunks_fit_one_batch_or_one_each(tmp_path, layout, target):
     from kvtiers.tiers.base import Item
     from tests.unit.tiers.tier_kit import filled
 
-    tier = Tier(tmp_path / "kv")
-    store = tier.open()
+    tier = Tier(tmp_path / "kv", layout)
+    store = tier.open(capacity_bytes=1 << 30)
     sizes = [4 << 20, 12 << 20, 4096, 3 << 20, 8192]
     many = [(k, s) for k, s in zip(KEYS, sizes, strict=False)]
     assert store.write([Item(k, filled(i, s)) for i, (k, s) in enumerate(many)]) == [None] * 4
     store.close()
-    good(kvtiers("migrate", tier.url, target.url))
+    good(kvtiers("migrate", tier.url, f"{target.url}?layout={target.layout}&capacity=1GiB"))
     assert same_chunks(tier, target) == 4
     assert good(kvtiers("verify", target.url, "--json")).json["chunks"] == 4
 
 
 def test_only_one_namespace_is_copied_if_asked(tier, target):
-    good(kvtiers("migrate", tier.url, target.url, "--namespace", OTHER.id[:5]))
-    assert [p.name for p in target.root.iterdir()] == [OTHER.id]
+    good(kvtiers("migrate", tier.url, target.new, "--namespace", OTHER.id[:5]))
+    assert {p.name for p in target.root.iterdir() if len(p.name) == 32} == {OTHER.id}
 
 
-def test_manifests_travel_as_they_are(tmp_path, target):
+def test_manifests_travel_as_they_are(tmp_path, layout, target):
     namespace = manifest("\u00e9\x1b", nested={"a": [1.5, None, {"b": 1e300}]})
-    tier = Tier(tmp_path / "kv").fill(KEYS, namespace)
+    tier = Tier(tmp_path / "kv", layout).fill(KEYS, namespace)
     good(kvtiers("export", tier.url, tmp_path / "a"))
-    good(kvtiers("import", tmp_path / "a", target.url))
+    good(kvtiers("import", tmp_path / "a", target.new))
     paths = [t.root / namespace.id / "manifest.json" for t in (tier, target)]
     assert paths[0].read_bytes() == paths[1].read_bytes()

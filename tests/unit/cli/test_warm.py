@@ -7,11 +7,11 @@ import pytest
 
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.hot import HotPrefix, read_manifest, write_manifest
-from tests.unit.cli.cli_kit import KEYS, NAMESPACE, OTHER, good, kvtiers
+from tests.unit.cli.cli_kit import KEYS, NAMESPACE, OTHER, good, kvtiers, only_files
 
 
 def test_prompts_are_written_beginning_first_and_only_what_is_stored(tier, prompt, tmp_path):
-    tier.file(KEYS[1]).unlink()
+    tier.forget(KEYS[1])
     hot = tmp_path / "hot.json"
     ran = good(kvtiers("warm", tier.url, "--tokens", prompt, "-o", hot, "--json")).json
     assert ran["chunks"] == 5
@@ -21,6 +21,7 @@ def test_prompts_are_written_beginning_first_and_only_what_is_stored(tier, promp
     }
 
 
+@only_files
 def test_recent_ones_come_last_used_first_and_no_chunk_twice(tier, prompt, tmp_path):
     hot = tmp_path / "hot.json"
     words = ["--namespace", NAMESPACE.id, "--from-recent", "2"]

@@ -21,7 +21,9 @@ from kvtiers.tiers.urls import FsURL, layout_of, parse_size, parse_url
 
 _LEAST = 1 << 20
 _SLACK = 64 << 20
-"""Of the capacity: nothing that is measured may be evicted, whatever a layout needs besides."""
+_SLACK_CHUNKS = 20
+"""Of the capacity: nothing that is measured may be evicted, whatever a layout needs besides, such
+as a few segments of a few chunks each."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +51,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             os.mkdir(url.path, 0o700)
         folder = tempfile.mkdtemp(prefix=".kvtiers-bench-", dir=url.path)
     try:
-        capacity = 2 * count * (chunk + PAGE_BYTES) + _SLACK
-        options = _options(replace(url, layout=layout), folder, capacity)
+        options = _options(replace(url, layout=layout), folder, _capacity(chunk, count, folder))
         with output.progress(4 * count * chunk, "measuring") as advance:
             raw = measure_raw(folder, chunk, count, url.direct_io != "off", advance)
             tier = measure_tier(options, chunk, count, advance)
@@ -96,6 +97,13 @@ def _refuse(chunk: int, total: int, url: FsURL) -> None:
             f"--total-bytes {size(total)} needs three times as much on the disk, where "
             f"{size(free)} are free: lower it"
         )
+
+
+def _capacity(chunk: int, count: int, folder: str) -> int:
+    """Above what is stored, and no more than the disk has: a tier would refuse that."""
+    disk = os.statvfs(folder)
+    wanted = (3 * count + _SLACK_CHUNKS) * (chunk + PAGE_BYTES) + _SLACK
+    return min(wanted, disk.f_blocks * disk.f_frsize)
 
 
 def _options(url: FsURL, folder: str, capacity: int) -> dict[str, Any]:

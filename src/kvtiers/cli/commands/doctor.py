@@ -3,21 +3,22 @@
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 from urllib.parse import quote
 
 from kvtiers.cli.checks import (
-    Check,
-    Grade,
     check_absent,
     check_limits,
     check_memory,
     check_place,
     check_versions,
+    nearest_folder,
     settings_of,
 )
 from kvtiers.cli.common import add_common
 from kvtiers.cli.output import Output
+from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.config import KVTiersConfig, TierSpec, parse_config
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.host.regionfile import DIRECTORY
@@ -103,17 +104,26 @@ def _url_of(spec: TierSpec) -> str:
     root = os.path.abspath(os.path.expanduser(str(options["root_dir"])))
     parameters = [
         ("layout", options.get("layout")),
-        ("capacity", options.get("capacity_bytes")),
+        ("capacity", _capacity_of(options, root)),
         ("direct_io", options.get("direct_io")),
     ]
     query = "&".join(f"{key}={value}" for key, value in parameters if value is not None)
     return f"fs://{quote(root)}" + (f"?{query}" if query else "")
 
 
+def _capacity_of(options: Mapping[str, Any], root: str) -> int | None:
+    """In bytes: a share is of the file system as it is now."""
+    stated, share = options.get("capacity_bytes"), options.get("capacity_fraction")
+    if stated is not None or share is None:
+        return None if stated is None else int(stated)
+    disk = os.statvfs(nearest_folder(root))
+    return int(share * disk.f_blocks * disk.f_frsize)
+
+
 def _tier(url: str, output: Output, *, given: bool) -> list[Check]:
     parsed = parse_url(url)
     if not os.path.lexists(parsed.path):
-        return list(check_absent(parsed.path, parsed.capacity_bytes))
+        return list(check_absent(parsed.path, parsed.capacity_bytes, parsed.layout))
     try:
         return list(check_place(open_place(url, output.warn)))
     except (KVTiersError, OSError) as e:

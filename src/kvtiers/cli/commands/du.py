@@ -19,14 +19,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Add up; 0 however much is there."""
     place = place_of(arguments, output)
     usage = place.usage()
-    total = sum(u.bytes for u in usage if u.namespace)
+    total = sum(u.bytes for u in usage if u.part is not Part.FOREIGN)
     disk = os.statvfs(place.options["root_dir"])
     free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-    capacity = place.options.get("capacity_bytes")
+    capacity = place.capacity()
 
     def human() -> None:
-        columns = ("NAMESPACE", *(f">{part.value.upper()}" for part in Part), ">TOTAL")
-        output.table(columns, _rows(usage))
+        parts = [part for part in Part if any(u.part is part for u in usage)]
+        columns = ("NAMESPACE", *(f">{part.value.upper()}" for part in parts), ">TOTAL")
+        output.table(columns, _rows(usage, parts))
         bound = f" of {size(capacity)} capacity" if capacity else ""
         output.line(f"{size(total)}{bound}; {size(free)} of {size(whole)} are free on the disk")
 
@@ -50,14 +51,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _rows(usage: list[Usage]) -> list[tuple[str, ...]]:
+def _rows(usage: list[Usage], columns: list[Part]) -> list[tuple[str, ...]]:
     by_namespace: dict[str, Counter[Part]] = {}
     for u in usage:
         by_namespace.setdefault(u.namespace, Counter())[u.part] += u.bytes
     return [
         (
             name or "(beside them)",
-            *(size(parts[part]) if part in parts else "-" for part in Part),
+            *(size(parts[part]) if part in parts else "-" for part in columns),
             size(sum(parts.values())),
         )
         for name, parts in by_namespace.items()

@@ -1,13 +1,12 @@
-"""``kvtiers gc``: delete what was not used for longest."""
+"""``kvtiers gc``: what dead writers left goes, and what was not used for longest if asked to."""
 
 import argparse
 import re
-import time
 
-from kvtiers.cli.collect import collect
-from kvtiers.cli.common import add_dry_run, add_place, chosen, place_of, whole
+from kvtiers.cli.common import add_dry_run, add_place, chosen, place_of, refuse_owned, whole
 from kvtiers.cli.output import Output, size
 from kvtiers.errors import ConfigError
+from kvtiers.tiers.places import Aim, Report
 from kvtiers.tiers.urls import parse_size
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|m|h|d|w)")
@@ -24,56 +23,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Delete; 0 when it is done, 1 if something would not go."""
-    if arguments.max_bytes is None and arguments.older_than is None:
-        raise ConfigError(
-            "say what may leave: --max-bytes SIZE, --older-than AGE, or both "
-            "(--max-bytes 0 deletes every chunk)"
-        )
-    max_bytes = None
+    max_bytes = older_than_s = None
     if arguments.max_bytes is not None:
         max_bytes = parse_size("--max-bytes", arguments.max_bytes)
-    older_than = None
     if arguments.older_than is not None:
-        older_than = time.time() - parse_age("--older-than", arguments.older_than)
+        older_than_s = parse_age("--older-than", arguments.older_than)
     place = place_of(arguments, output)
+    refuse_owned(place, "stop that engine, or lower its capacity_bytes")
     found = whole(
         chosen(place, arguments.namespace), output, "delete its folder yourself if nobody wants it"
     )
-    namespaces = [namespace for _, namespace in found]
-    with output.progress(None, "deleting") as advance:
-        collected = collect(
-            place,
-            namespaces,
-            max_bytes=max_bytes,
-            older_than=older_than,
-            dry_run=arguments.dry_run,
-            advance=advance,
-            complain=output.warn,
-        )
-    after = collected.before_bytes - collected.bytes
+    named = None if arguments.namespace is None else next((name for name, _ in found), None)
+    report = Report()
+    if named is not None or arguments.namespace is None:
+        with output.progress(None, "deleting") as advance:
+            aim = Aim(max_bytes, older_than_s, named)
+            report = place.maintain(aim, dry_run=arguments.dry_run, advance=advance)
+    for name in report.failed:
+        output.warn(f"{name} cannot be deleted")
+    after = report.before_bytes - report.bytes
     document = {
         "url": place.url,
         "dry_run": arguments.dry_run,
-        "chunks": collected.chunks,
-        "bytes": collected.bytes,
-        "failed": collected.failed,
+        "chunks": report.by_namespace.total(),
+        "bytes": report.bytes,
         "bytes_left": after,
-        "by_namespace": collected.by_namespace,
+        "by_namespace": dict(report.by_namespace),
+        "temporary": len(report.temporary),
+        "quarantined": len(report.quarantined),
+        "segments": len(report.segments),
+        "empty_folders": len(report.empty_folders),
+        "in_use": report.in_use,
+        "failed": len(report.failed),
     }
 
     def human() -> None:
         did = "would delete" if arguments.dry_run else "deleted"
-        for name, count in collected.by_namespace.items():
+        for name, count in report.by_namespace.items():
             output.line(f"namespace {name}: {did} {count} chunks")
+        for what, count in _besides(report):
+            output.line(f"{did} {what}: {count}")
         output.line(
-            f"{did} {collected.chunks} chunks, {size(collected.bytes)}; {size(after)} "
-            f"{'would be left' if arguments.dry_run else 'are left'}"
+            f"{did} {report.by_namespace.total()} chunks, {size(report.bytes)} in all; "
+            f"{size(after)} {'would be left' if arguments.dry_run else 'are left'}"
         )
         if max_bytes is not None and after > max_bytes:
-            output.line("what is left above --max-bytes is no chunk: see kvtiers du")
+            output.line(_why_above(report))
 
     output.show(document, human)
-    return 1 if collected.failed else 0
+    return 1 if report.failed else 0
+
+
+def _besides(report: Report) -> list[tuple[str, int]]:
+    """What left and is no chunk."""
+    counts = [
+        ("segments", len(report.segments)),
+        ("temporary folders and files of dead writers", len(report.temporary)),
+        ("damaged chunks that were put aside", len(report.quarantined)),
+        ("empty folders", len(report.empty_folders)),
+    ]
+    return [(what, count) for what, count in counts if count]
+
+
+def _why_above(report: Report) -> str:
+    if report.in_use:
+        return f"{report.in_use} chunks are in use by engines, so more is left than --max-bytes"
+    return "what is left above --max-bytes is no chunk: see kvtiers du"
 
 
 def parse_age(key: str, text: str) -> float:

@@ -5,7 +5,7 @@ import argparse
 from kvtiers.chunks import Key
 from kvtiers.cli.archive import ArchiveReader
 from kvtiers.cli.commands.migrate import say_moved, warn_if_small
-from kvtiers.cli.common import add_common, add_dry_run
+from kvtiers.cli.common import add_common, add_dry_run, refuse_owned
 from kvtiers.cli.output import Output
 from kvtiers.cli.transfer import Moved, absent, write_all
 from kvtiers.errors import Kind, KVTiersError
@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     reader = ArchiveReader(arguments.archive)
     try:
         place = open_place(arguments.url, output.warn, make=True)
+        refuse_owned(place)
         bad = _verify(reader, output)
         if bad and not arguments.skip_damaged:
             raise KVTiersError(
@@ -69,7 +70,7 @@ def _import(
 ) -> list[Moved]:
     good = [m for m in reader.members if (m.namespace_id, m.entry.key) not in bad]
     total = sum(m.entry.bytes for m in good)
-    warn_if_small(place, total, output)
+    warn_if_small(place, [m.entry for m in good], output)
     results = []
     with output.progress(total, "writing") as advance:
         for name, namespace in reader.namespaces.items():

@@ -2,9 +2,10 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 
-from kvtiers.chunks import Namespace
-from kvtiers.cli.common import add_common, add_dry_run, add_namespace, chosen, whole
+from kvtiers.chunks import PAGE_BYTES, Namespace
+from kvtiers.cli.common import add_common, add_dry_run, add_namespace, chosen, refuse_owned, whole
 from kvtiers.cli.output import Advance, Output, size
 from kvtiers.cli.transfer import Moved, absent, write_all
 from kvtiers.errors import ConfigError
@@ -28,13 +29,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     target = open_place(arguments.target, output.warn, make=True)
     if _same(source, target):
         raise ConfigError(f"FROM and TO are the same: {source.url}")
+    refuse_owned(target)
     found = whole(chosen(source, arguments.namespace), output, "no engine can use it")
     entries = {
         namespace.id: sorted(source.entries(namespace.id), key=lambda e: e.used_at)
         for _, namespace in found
     }
     total = sum(e.bytes for some in entries.values() for e in some)
-    warn_if_small(target, total, output)
+    warn_if_small(target, [e for some in entries.values() for e in some], output)
     results = []
     with output.progress(total, "copying") as advance:
         for name, namespace in found:
@@ -68,13 +70,17 @@ def _same(source: Place, target: Place) -> bool:
     return one == other and source.layout == target.layout
 
 
-def warn_if_small(target: Place, total: int, output: Output) -> None:
-    """A bounded tier makes room by forgetting: better said before than found out after."""
-    capacity = target.options.get("capacity_bytes")
-    if capacity is not None and total > capacity:
+def warn_if_small(target: Place, entries: Sequence[Entry], output: Output) -> None:
+    """A bounded tier makes room by forgetting: better said before than found out after.
+
+    Each chunk takes about a page besides its bytes, whatever the layout.
+    """
+    total = sum(e.bytes + PAGE_BYTES for e in entries)
+    bound = target.bound()
+    if bound is not None and total > bound:
         output.warn(
-            f"{size(total)} are to go where capacity is {size(capacity)}: what was not used for "
-            "longest will not stay"
+            f"{size(total)} are to go where there is room for {size(bound)}: what was not used for "
+            "longest will not stay; add &capacity= if it may be larger"
         )
 
 

@@ -2,15 +2,22 @@
 
 import argparse
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtiers.chunks import PAGE_BYTES, Key, Namespace
-from kvtiers.cli.common import add_dry_run, add_place, chosen, layout_of, place_of
+from kvtiers.cli.common import (
+    add_dry_run,
+    add_place,
+    chosen,
+    layout_of,
+    place_of,
+    refuse_owned,
+)
 from kvtiers.cli.output import Advance, Output, size
 from kvtiers.cli.transfer import runs
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.tiers.base import ChunkStore, Entry, Item
-from kvtiers.tiers.places import MAX_CHUNK_BYTES, Found, Part, Place
+from kvtiers.tiers.places import MAX_CHUNK_BYTES, Fault, Found, Part, Place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +44,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.dry_run and not arguments.repair:
         raise ConfigError("--dry-run says what --repair would do: give both")
     place = place_of(arguments, output)
+    if arguments.repair:
+        refuse_owned(place)
     found = chosen(place, arguments.namespace)
     total, bad = _read_all(place, found, output)
+    faults = _faults(place, found, arguments.namespace is None)
     unseen = len(output.warnings)
     if arguments.repair:
+        faults = _mend(place, faults, arguments.dry_run)
         _repair(place, found, bad, arguments.dry_run, output)
     damaged_namespaces = [each for each in found if each.namespace is None]
     document = {
@@ -57,6 +68,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             }
             for b in bad
         ],
+        "faults": [
+            {"namespace": f.namespace or None, "problem": f.problem, "outcome": f.outcome}
+            for f in faults
+        ],
         "damaged_namespaces": [
             {"namespace": each.id, "problem": each.problem} for each in damaged_namespaces
         ],
@@ -65,15 +80,38 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     def human() -> None:
         for each in damaged_namespaces:
             output.line(f"namespace {each.id}: {each.problem}; no engine can use it")
+        for f in faults:
+            output.line(f"{f.problem} ({f.outcome})")
         for b in bad:
             output.line(f"{b.problem} ({b.outcome})")
-        verdict = f"{len(bad)} damaged" if bad else "all intact"
-        if unseen:
-            verdict += f", but {unseen} folders could not be looked at"
-        output.line(f"{total.chunks} chunks, {size(total.bytes)} read: {verdict}")
+        output.line(
+            f"{total.chunks} chunks, {size(total.bytes)} read: "
+            f"{_verdict(len(bad), len(faults), unseen)}"
+        )
 
     output.show(document, human)
-    return 1 if bad or damaged_namespaces or unseen else 0
+    return 1 if bad or faults or damaged_namespaces or unseen else 0
+
+
+def _verdict(bad: int, faults: int, unseen: int) -> str:
+    verdict = f"{bad} damaged" if bad else "all intact"
+    if faults:
+        verdict += f", faults besides: {faults}"
+    if unseen:
+        verdict += f", but {unseen} things could not be looked at"
+    return verdict
+
+
+def _faults(place: Place, found: list[Found], everywhere: bool) -> list[Fault]:
+    """Of what was chosen; of no namespace any more if everything was."""
+    ids = [each.id for each in found]
+    return [f for name in ([*ids, ""] if everywhere else ids) for f in place.faults(name)]
+
+
+def _mend(place: Place, faults: list[Fault], dry_run: bool) -> list[Fault]:
+    if not faults or not dry_run:
+        return place.mend(faults) if faults else []
+    return [replace(f, outcome=f"would be {f.repair}" if f.repair else f.outcome) for f in faults]
 
 
 @dataclass(slots=True)
@@ -130,7 +168,7 @@ def _problem_of(found: list[Found], name: str) -> str:
 
 
 def _repair_in(place: Place, namespace: Namespace, bad: list[_Bad]) -> None:
-    store = place.open_store(namespace, layout_of([b.entry for b in bad]))
+    store = place.open_store(namespace, layout_of({0: PAGE_BYTES}))  # it gets nothing to write
     try:
         for b in bad:
             b.outcome = _take_away(store, b.entry)
@@ -147,5 +185,7 @@ def _take_away(store: ChunkStore, entry: Entry) -> str:
         return "intact by now"
     if error.kind is Kind.VANISHED:
         return "gone by now"
+    if not store.capabilities.delete:
+        return "left: what evicts here has to take it away"
     still_there = store.contains([Key(entry.key)])[0]
     return f"cannot be removed: {error}" if still_there else "removed"

@@ -14,12 +14,24 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
 from kvtiers.tiers import fs, record
 from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
-from kvtiers.tiers.fs import manifests, names
+from kvtiers.tiers.fs import manifests, names, stamps
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.files import misfit
+from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.shared import read_quota
 from kvtiers.tiers.options import parse
-from kvtiers.tiers.places import MAX_CHUNK_BYTES, Complain, Found, Part, Payload, Usage
+from kvtiers.tiers.places import (
+    MAX_CHUNK_BYTES,
+    Aim,
+    Complain,
+    Fault,
+    Found,
+    Part,
+    Payload,
+    Report,
+    Usage,
+    unheard,
+)
 
 _OWN_PARTS = {names.TEMP: Part.TEMPORARY, names.QUARANTINE: Part.QUARANTINE}
 
@@ -137,30 +149,67 @@ class FilesPlace:
                 with contextlib.suppress(FileNotFoundError):
                     yield below, found.stat(follow_symlinks=False).st_size
 
-    def open_store(
+    def segments(self) -> list[int]:
+        """None: each chunk has a file."""
+        return []
+
+    def capacity(self) -> int | None:
+        """What the URL states, or else what rules here, or ruled last."""
+        stated: int | None = self.options["capacity_bytes"]
+        if stated is not None:
+            return stated
+        quota = read_quota(self.root)
+        return quota.stated if quota.capacity is None else quota.capacity
+
+    def bound(self) -> int | None:
+        """The capacity: a store keeps within it."""
+        return self.capacity()
+
+    def owner(self) -> int | None:
+        """Nobody: this layout is shared."""
+        return None
+
+    def faults(self, namespace_id: str) -> Iterator[Fault]:
+        """None: all that engines need of a file is in it, and says whether it is intact."""
+        return iter(())
+
+    def mend(self, faults: Sequence[Fault]) -> list[Fault]:
+        """There are none."""
+        return list(faults)
+
+    def maintain(
         self,
-        namespace: Namespace,
-        layout: ChunkLayout,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> ChunkStore:
+        aim: Aim,
+        *,
+        dry_run: bool = False,
+        advance: Callable[[int], None] = unheard,
+    ) -> Report:
+        """Beside engines, who keep what they promised."""
+        return maintain(self.root, aim, dry_run=dry_run, advance=advance)
+
+    def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
         """Engines share this layout, so it never refuses because of one.
 
         Without a capacity in the URL the one that rules at this place rules for it, too.
         """
         context = StoreContext(
-            "fs", "tool:fs", namespace, layout, time.monotonic, wall_clock, _unheard
+            "fs", "tool:fs", namespace, layout, time.monotonic, time.time, _unheard
         )
         options = {key: value for key, value in self.options.items() if key != "type"}
         return fs.build(context, parse(fs.FsOptions, {**options, **self._bound()}))
 
+    def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
+        """The time of a file is that of its last use."""
+        now = time.time()
+        for copy in copies:
+            path = os.path.join(self.root, namespace_id, names.chunk_path(copy.key))
+            stamps.move_back(path, max(0.0, copy.used_at), now)
+
     def _bound(self) -> Mapping[str, Any]:
         """What has to be said of the bound to write here. Raises ConfigError."""
-        if self.options["capacity_bytes"] is not None:
-            return {}
-        quota = read_quota(self.root)
-        stated = quota.capacity or quota.stated
-        if stated is not None:
-            return {"capacity_bytes": stated}
+        capacity = self.capacity()
+        if capacity is not None:
+            return {"capacity_bytes": capacity}
         if os.path.lexists(os.path.join(self.root, names.QUOTA)):
             return {"eviction": "external"}
         raise ConfigError(f"{self.url} is new: add &capacity= to say how large it may become")
@@ -172,7 +221,8 @@ class FilesPlace:
 def _entry(key: Key, path: str) -> Entry | None:
     with map_errors("look at", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         info = os.stat(path, follow_symlinks=False)
-        return Entry(key, max(0, info.st_size - PAGE_BYTES), info.st_mtime)
+        used_at = stamps.used_at(info.st_mtime, time.time())
+        return Entry(key, max(0, info.st_size - PAGE_BYTES), used_at)
     return None
 
 
@@ -197,7 +247,7 @@ def _damaged(path: str, problem: str) -> KVTiersError:
 def _part_of(below: tuple[str, ...]) -> tuple[str, Part]:
     """Of the path of a file below the root: whose it is and what for."""
     if len(below) == 1:
-        return "", Part.OTHER
+        return "", Part.OTHER if below[0] == names.QUOTA else Part.FOREIGN
     namespace, inside = below[0], below[1:]
     key = names.chunk_key(inside[-1])
     if key is not None and "/".join(inside) == names.chunk_path(key):

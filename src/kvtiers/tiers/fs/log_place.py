@@ -5,8 +5,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -14,30 +12,33 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
 from kvtiers.tiers import fs
 from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
-from kvtiers.tiers.fs import manifests, names
+from kvtiers.tiers.fs import manifests, names, tree
 from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log import recovery
+from kvtiers.tiers.fs.log import inspection, looking
 from kvtiers.tiers.fs.log.format import Header
-from kvtiers.tiers.fs.log.index import LogIndex, Place
+from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.looking import Looked, Snapshot
+from kvtiers.tiers.fs.log.maintain import maintain
+from kvtiers.tiers.fs.log.ownership import LOCK, TEMP, other_bytes, owner_of
 from kvtiers.tiers.fs.log.segment import SegmentFiles
+from kvtiers.tiers.fs.log.store import LEAST_SEGMENTS
 from kvtiers.tiers.options import parse
-from kvtiers.tiers.places import Complain, Found, Part, Payload, Usage
+from kvtiers.tiers.places import (
+    Aim,
+    Complain,
+    Fault,
+    Found,
+    Part,
+    Payload,
+    Report,
+    Usage,
+    unheard,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """A namespace as it was when it was looked at."""
-
-    headers: Mapping[int, Header]
-    """Of its segments, by number."""
-    index: LogIndex
-
-    def entry(self, key: Key) -> Entry | None:
-        at = self.index.find(key)
-        if at is None:
-            return None
-        return Entry(key, at.pages * PAGE_BYTES, self.headers[at.segment].created_at)
+_PARTS = {LOCK: Part.OTHER, TEMP: Part.TEMPORARY}
+_LOOKED_AGAIN = 1 / 16
+"""The part of all chunks after which another look at the segments is worth it."""
 
 
 class LogPlace:
@@ -68,12 +69,18 @@ class LogPlace:
         self._complain = complain
         mode: DirectIO = "off" if direct_io == "off" else "auto"
         self._files = SegmentFiles(os.path.join(root, names.LOG), mode, fsync=False)
-        self._seen: dict[str, _Snapshot] = {}
+        self._seen: dict[str, Snapshot] = {}
 
     @staticmethod
     def lies_at(root: str) -> bool:
-        """Whether a folder holds a log."""
-        return os.path.isdir(os.path.join(root, names.LOG))
+        """Whether a folder holds a log: a folder of that name may be anybody's."""
+        folder = os.path.join(root, names.LOG)
+        if os.path.lexists(os.path.join(folder, LOCK)):
+            return True
+        try:
+            return bool(SegmentFiles(folder, "off", fsync=False).numbers())
+        except OSError as e:
+            return isinstance(e, PermissionError)  # whoever lists it is told
 
     def namespaces(self) -> list[Found]:
         """Every folder named like a namespace."""
@@ -91,18 +98,27 @@ class LogPlace:
         return [seen.entry(key) for key in keys]
 
     def read(self, namespace_id: str, keys: Sequence[Key]) -> Iterator[tuple[Key, Payload]]:
-        """One chunk after the other. What its owner wrote over meanwhile has vanished."""
-        seen, memory = self._snapshot(namespace_id), mmap.mmap(-1, PAGE_BYTES)
+        """One chunk after the other. What is not where it was may lie elsewhere by now: what was
+        used is written again before its segment leaves.
+        """
+        buffer, since = _Buffer(), len(self._snapshot(namespace_id).index)
         for key in keys:
-            at = seen.index.find(key)
-            if at is None:
-                yield key, _error(Kind.VANISHED, f"there is no chunk {key.hex()}")
-                continue
-            if at.pages * PAGE_BYTES > len(memory):
-                memory = mmap.mmap(-1, at.pages * PAGE_BYTES)
-            view = memoryview(memory)[: at.pages * PAGE_BYTES]
-            error = self._read(namespace_id, key, at, seen.headers[at.segment], view)
-            yield key, view if error is None else error
+            payload = self._read_one(namespace_id, key, buffer)
+            known = self._snapshot(namespace_id).index
+            since += 1
+            gone = isinstance(payload, KVTiersError) and payload.kind is Kind.VANISHED
+            if gone and key in known and since >= len(known) * _LOOKED_AGAIN:
+                self._seen[namespace_id], since = self._look(namespace_id), 0
+                payload = self._read_one(namespace_id, key, buffer)
+            yield key, payload
+
+    def _read_one(self, namespace_id: str, key: Key, buffer: "_Buffer") -> Payload:
+        seen = self._snapshot(namespace_id)
+        at = seen.index.find(key)
+        if at is None:
+            return _error(Kind.VANISHED, f"there is no chunk {key.hex()}")
+        view = buffer.of(at.pages * PAGE_BYTES)
+        return self._read(namespace_id, key, at, seen.headers[at.segment], view) or view
 
     def _read(
         self, namespace_id: str, key: Key, at: Place, header: Header, view: memoryview
@@ -119,85 +135,132 @@ class LogPlace:
             return e
         if now != header:
             return _error(Kind.VANISHED, f"{path} holds other chunks than {key.hex()} by now")
-        return _error(Kind.CORRUPT, f"{path}: the checksum of the chunk {key.hex()} differs")
+        return _error(
+            Kind.CORRUPT, f"{path}: the chunk {key.hex()} is damaged: its checksum differs"
+        )
 
-    def _snapshot(self, namespace_id: str) -> _Snapshot:
+    def _snapshot(self, namespace_id: str) -> Snapshot:
         if namespace_id not in self._seen:
             self._seen[namespace_id] = self._look(namespace_id)
         return self._seen[namespace_id]
 
-    def _look(self, namespace_id: str) -> _Snapshot:
-        index = LogIndex()
-        ours = {
-            number: header
-            for number, _, header in self._headers()
-            if header is not None and header.namespace_id == namespace_id
-        }
-        for number, header in sorted(ours.items(), key=lambda pair: pair[1].sequence):
-            try:
-                rows, _ = recovery.rows_of(self._files, number, header)
-            except FileNotFoundError:
-                continue  # it left meanwhile
-            except OSError as e:
-                self._complain(f"{self._files.path(number)} cannot be read: {e.strerror}")
-                continue
-            index.put(number, rows)
-        return _Snapshot(ours, index)
-
-    def _headers(self) -> list[tuple[int, int, Header | None]]:
-        try:
-            return list(recovery.headers(self._files))
-        except FileNotFoundError:
-            return []
-        except OSError as e:
-            self._complain(f"{self._files.folder} cannot be listed: {e.strerror}")
-            return []
+    def _look(self, namespace_id: str) -> Snapshot:
+        found = looking.headers(self._files, self._complain)
+        return looking.look(self._files, found, namespace_id, self._complain)
 
     def usage(self) -> list[Usage]:
         """Segments by namespace: what their chunks take, and the rest of them as reserved."""
-        found: list[Usage] = []
-        lengths: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
-        for _, nbytes, header in self._headers():
-            owner = "" if header is None else header.namespace_id
-            lengths[owner] += nbytes
-            counts[owner] += 1
-        for owner in sorted(lengths):
-            chunks = sum(entry.bytes for entry in self.entries(owner)) if owner else 0
-            if chunks:
-                found.append(Usage(owner, Part.CHUNKS, counts[owner], chunks))
-            files = 0 if chunks else counts[owner]
-            found.append(Usage(owner, Part.RESERVED, files, lengths[owner] - chunks))
-        found += self._others()
-        return sorted(found, key=lambda usage: (usage.namespace, list(Part).index(usage.part)))
+        found = looking.headers(self._files, self._complain)
+        usage: list[Usage] = []
+        for owner in sorted({_owner(looked) for looked in found}):
+            ours = [looked[1] for looked in found if _owner(looked) == owner]
+            chunks = 0
+            if owner:
+                seen = looking.look(self._files, found, owner, self._complain)
+                chunks = sum(at.pages * PAGE_BYTES for _, at in seen.index.items())
+                usage.append(Usage(owner, Part.CHUNKS, len(ours), chunks))
+            files = 0 if owner else len(ours)
+            usage.append(Usage(owner, Part.RESERVED, files, sum(ours) - chunks))
+        usage += others(self.root, [self._files.path(number) for number, _, _ in found])
+        usage = [u for u in usage if u.files or u.bytes]
+        return sorted(usage, key=lambda u: (u.namespace, list(Part).index(u.part)))
 
-    def _others(self) -> Iterator[Usage]:
-        with map_errors("list", self.root):
-            known = names.namespaces(self.root)
-        for owner in known:
-            with suppress(OSError):
-                manifest = os.stat(os.path.join(self.root, owner, names.MANIFEST))
-                yield Usage(owner, Part.OTHER, 1, manifest.st_size)
+    def segments(self) -> list[int]:
+        """Those with chunks and those without."""
+        return [nbytes for _, nbytes, _ in looking.headers(self._files, self._complain)]
 
-    def open_store(
+    def capacity(self) -> int | None:
+        """What the URL states: a log does not say how large it may become."""
+        stated: int | None = self.options["capacity_bytes"]
+        return stated
+
+    def bound(self) -> int | None:
+        """The capacity, or else what the log takes already: it does not grow unasked."""
+        stated, lengths = self.capacity(), self.segments()
+        if stated is not None or not lengths:
+            return stated
+        return max(sum(lengths), LEAST_SEGMENTS * max(lengths)) + other_bytes(self.root)
+
+    def owner(self) -> int | None:
+        """The engine that has the log open."""
+        return owner_of(self.root)
+
+    def faults(self, namespace_id: str) -> Iterator[Fault]:
+        """Damaged headers, tables and heads of runs."""
+        for _, fault in inspection.faults(self._files, self._complain):
+            if fault.namespace == namespace_id:
+                yield fault
+
+    def mend(self, faults: Sequence[Fault]) -> list[Fault]:
+        """Tables are written anew, and segments removed that hold nothing that can be used."""
+        return inspection.mend(self.root, self._files, faults, self._complain)
+
+    def maintain(
         self,
-        namespace: Namespace,
-        layout: ChunkLayout,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> ChunkStore:
-        """Without a capacity in the URL the log stays as large as it is."""
+        aim: Aim,
+        *,
+        dry_run: bool = False,
+        advance: Callable[[int], None] = unheard,
+    ) -> Report:
+        """By whole segments, the oldest first; not beside an engine."""
+        return maintain(self.root, self._files, aim, dry_run=dry_run, advance=advance)
+
+    def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
+        """Without a capacity in the URL the log stays as large as it is: the oldest leave."""
         context = StoreContext(
-            "fs", "tool:fs", namespace, layout, time.monotonic, wall_clock, _unheard
+            "fs", "tool:fs", namespace, layout, time.monotonic, time.time, _unheard
         )
         options = {key: value for key, value in self.options.items() if key != "type"}
-        if options["capacity_bytes"] is None:
-            options["capacity_bytes"] = sum(usage.bytes for usage in self.usage()) or None
-        if options["capacity_bytes"] is None:
+        bound = self.bound()
+        if bound is None:
             raise ConfigError(f"{self.url} is new: add &capacity= to say how large it may become")
-        return fs.build(context, parse(fs.FsOptions, options))
+        if self.capacity() is None:
+            bound += len(namespace.manifest().encode())  # it may be new here
+        return fs.build(context, parse(fs.FsOptions, {**options, "capacity_bytes": bound}))
+
+    def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
+        """Nothing to note: what is written first leaves first, and a segment has one time."""
 
     def __repr__(self) -> str:
         return f"<LogPlace {self.root}>"
+
+
+class _Buffer:
+    """Memory for one chunk, aligned, as large as the largest so far."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, PAGE_BYTES)
+
+    def of(self, nbytes: int) -> memoryview:
+        """The first ``nbytes`` of it."""
+        if nbytes > len(self._memory):
+            self._memory = mmap.mmap(-1, nbytes)
+        return memoryview(self._memory)[:nbytes]
+
+
+def others(root: str, segments: Sequence[str]) -> list[Usage]:
+    """What lies below ``root`` besides these segments. Raises KVTiersError."""
+    found: Counter[tuple[str, Part]] = Counter()
+    sizes: Counter[tuple[str, Part]] = Counter()
+    known = set(segments)
+    with map_errors("list", root):
+        for path, size in tree.files_below(root, [*names.namespaces(root), names.LOG]):
+            if path not in known:
+                where = _part_of(os.path.relpath(path, root))
+                found[where] += 1
+                sizes[where] += size
+    return [Usage(*where, found[where], sizes[where]) for where in found]
+
+
+def _part_of(below: str) -> tuple[str, Part]:
+    folder, _, name = below.partition("/")
+    if names.is_namespace(folder):
+        return folder, Part.OTHER
+    return "", _PARTS.get(name, Part.FOREIGN) if folder == names.LOG else Part.FOREIGN
+
+
+def _owner(looked: Looked) -> str:
+    return "" if looked[2] is None else looked[2].namespace_id
 
 
 def _error(kind: Kind, what: str) -> KVTiersError:

@@ -8,8 +8,8 @@ quota file while chunks leave, and the promises in the times of files.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from kvtiers.errors import map_errors
 from kvtiers.tiers.fs import names, quarantine, scratch, stamps, tree
@@ -17,90 +17,57 @@ from kvtiers.tiers.fs.account import bury_dead
 from kvtiers.tiers.fs.folders import has_our_manifest
 from kvtiers.tiers.fs.leaving import take_away
 from kvtiers.tiers.fs.quota import Quota
-from kvtiers.tiers.fs.shared import QuotaFile, read_quota
+from kvtiers.tiers.fs.shared import QuotaFile
 from kvtiers.tiers.fs.tree import Candidate
-from kvtiers.tiers.options import bad_option, require
+from kvtiers.tiers.options import bad_option
+from kvtiers.tiers.places import Aim, Report, unheard
 
 _PORTION = 512
 """Files that leave in one turn at the quota file, while engines wait for theirs."""
 _ANNOUNCED_S = 60.0
 """Up to when a pass says that it deletes; said anew with every portion."""
 
-Left = tuple[str, int]
-"""A name below the root, and its bytes."""
 
-
-@dataclass(slots=True)
-class Report:
-    """What a pass removed, or with ``dry_run`` would remove."""
-
-    temporary: list[Left] = field(default_factory=list)
-    """Folders of temporary files whose engine is dead."""
-    quarantined: list[Left] = field(default_factory=list)
-    chunks: list[Left] = field(default_factory=list)
-    """In the order in which they left."""
-    empty_folders: list[str] = field(default_factory=list)
-    in_use: int = 0
-    """Chunks that would have left, but were promised to an engine or used meanwhile."""
-    failed: list[str] = field(default_factory=list)
-    """What could not be deleted."""
-
-    @property
-    def bytes(self) -> int:
-        """All that left, or would leave."""
-        return sum(size for left in self._lists() for _, size in left)
-
-    def _lists(self) -> Iterable[list[Left]]:
-        return self.temporary, self.quarantined, self.chunks
-
-
-@dataclass(slots=True)
-class Aim:
-    """What is to leave. None: no such bound."""
-
-    max_bytes: int | None = None
-    older_than_s: float | None = None
-
-    def refuse_nonsense(self) -> None:
-        """Raise ConfigError for a number below zero."""
-        for key in ("max_bytes", "older_than_s"):
-            value = getattr(self, key)
-            require(value is None or value >= 0, key, f"is {value}: give 0 or more")
-
-    def choose(self, found: list[Candidate], used: int, now: float) -> list[Candidate]:
-        """Of ``found``, ordered by use, those that leave where ``used`` bytes lie."""
-        chosen = []
-        for candidate in found:
-            old = self.older_than_s is not None and candidate.stamp < now - self.older_than_s
-            above = self.max_bytes is not None and used > self.max_bytes
-            if not old and not above:
-                break  # the rest is younger, and fits
+def choose(found: list[Candidate], used: int, aim: Aim, now: float) -> list[Candidate]:
+    """Of ``found``, ordered by use, those that leave where ``used`` bytes lie."""
+    chosen = []
+    for candidate in found:
+        aside = f"/{names.QUARANTINE}/" in candidate.name  # put there for somebody to look at
+        old = not aside and _is_old(candidate, aim, now)
+        above = aim.max_bytes is not None and used > aim.max_bytes
+        if old or above:
             chosen.append(candidate)
             used -= candidate.size
-        return chosen
+        elif not aside:
+            break  # the rest is younger, and fits
+    return chosen
+
+
+def _is_old(candidate: Candidate, aim: Aim, now: float) -> bool:
+    return aim.older_than_s is not None and candidate.stamp < now - aim.older_than_s
 
 
 def maintain(
     root: str,
-    max_bytes: int | None = None,
-    older_than_s: float | None = None,
-    namespace: str | None = None,
-    dry_run: bool = False,
+    aim: Aim,
     *,
+    dry_run: bool = False,
     wall_clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
+    advance: Callable[[int], None] = unheard,
 ) -> Report:
     """Clean up ``root``, or one namespace of it, and say what left.
 
-    ``max_bytes`` bounds all that lies there, or in the namespace. Where engines may have promised
-    chunks without a need to say so, it says that it is about to delete and pauses for the grace
-    time first. Raises ConfigError for a wrong call, KVTiersError if the root cannot be read.
+    Where engines may have promised chunks without a need to say so, it says that it is about to
+    delete and pauses for the grace time first. ``advance`` is told of bytes of chunks that left.
+    Raises ConfigError for a wrong call, KVTiersError if the root cannot be read.
     """
-    aim = Aim(max_bytes, older_than_s)
     aim.refuse_nonsense()
     with map_errors("maintain", root):
-        chosen = _namespaces(root, namespace)
-        work = _Pass(root, chosen, namespace is not None, dry_run, Report(), wall_clock)
+        chosen = _namespaces(root, aim.namespace)
+        work = _Pass(
+            root, chosen, aim.namespace is not None, dry_run, Report(), wall_clock, advance
+        )
         work.remove_temporary()
         work.remove_quarantined()
         work.remove_chunks(aim, pause)
@@ -126,6 +93,7 @@ class _Pass:
     dry_run: bool
     report: Report
     wall_clock: Callable[[], float]
+    advance: Callable[[int], None]
 
     def remove_temporary(self) -> None:
         for namespace in self.namespaces:
@@ -140,18 +108,19 @@ class _Pass:
 
     def remove_quarantined(self) -> None:
         for namespace in self.namespaces:
-            self._remove(quarantine.overfull(self.root, namespace), self.report.quarantined)
+            self._remove(quarantine.overfull(self.root, namespace))
 
     def remove_chunks(self, aim: Aim, pause: Callable[[float], None]) -> None:
         now = self.wall_clock()
         found = [c for folder in self._candidates() for c in folder]
         free = sorted(c for c in found if not stamps.in_use(c.stamp, now))
         used = tree.measure(self.root, self.namespaces if self.narrowed else None)
-        chosen = aim.choose(free, used, now)
+        self.report.before_bytes += used
+        chosen = choose(free, used, aim, now)
         if chosen and not self.dry_run and self._announce():
             pause(stamps.GRACE_S)
         for at in range(0, len(chosen), _PORTION):
-            self._remove(chosen[at : at + _PORTION], self.report.chunks)
+            self._remove(chosen[at : at + _PORTION])
         rest = used - sum(c.size for c in chosen)
         if aim.max_bytes is not None and rest > aim.max_bytes:
             self.report.in_use += len(found) - len(free)
@@ -168,17 +137,27 @@ class _Pass:
             bounded = any(m.capacity is not None for m in quota.members.values())
             return bounded and not known  # the others mark whatever they find
 
-    def _remove(self, going: list[Candidate], left: list[Left]) -> None:
+    def _remove(self, going: list[Candidate]) -> None:
         if self.dry_run:
-            left += [(c.name, c.size) for c in going]
+            for candidate in going:
+                self._left(candidate.name, candidate.size)
         elif going:
             with QuotaFile(self.root) as file, file.locked() as quota:
                 if quota.cleaning_until:
                     quota.cleaning_until = self.wall_clock() + _ANNOUNCED_S
                 for candidate in going:
-                    self._remove_one(candidate, quota, left)
+                    self._remove_one(candidate, quota)
 
-    def _remove_one(self, known: Candidate, quota: Quota, left: list[Left]) -> None:
+    def _left(self, name: str, size: int) -> None:
+        namespace, folder, _ = name.split("/")
+        if folder == names.QUARANTINE:
+            self.report.quarantined.append((name, size))
+            return
+        self.report.chunks.append((name, size))
+        self.report.by_namespace[namespace] += 1
+        self.advance(size)
+
+    def _remove_one(self, known: Candidate, quota: Quota) -> None:
         path = os.path.join(self.root, known.name)
         try:
             info = os.lstat(path)
@@ -192,21 +171,19 @@ class _Pass:
             self.report.failed.append(known.name)
             return
         quota.free(info.st_size)
-        left.append((known.name, info.st_size))
+        self._left(known.name, info.st_size)
 
     def remove_empty_folders(self) -> None:
+        gone = {name for name, _ in self.report.chunks}
         for namespace in self.namespaces:
-            folder = os.path.join(self.root, namespace)
-            for name in sorted(filter(names.is_fan, os.listdir(folder))):
+            for fan in sorted(filter(names.is_fan, os.listdir(os.path.join(self.root, namespace)))):
+                name = f"{namespace}/{fan}"
+                path = os.path.join(self.root, name)
                 with contextlib.suppress(OSError):  # it has something in it, or got something
-                    if self.dry_run:
-                        if not os.listdir(os.path.join(folder, name)):
-                            self.report.empty_folders.append(f"{namespace}/{name}")
+                    if not self.dry_run:
+                        os.rmdir(path)
+                    elif os.path.islink(path) or not gone.issuperset(
+                        f"{name}/{inside}" for inside in os.listdir(path)
+                    ):
                         continue
-                    os.rmdir(os.path.join(folder, name))
-                    self.report.empty_folders.append(f"{namespace}/{name}")
-
-
-def stated_capacity(root: str) -> int | None:
-    """The bound that living engines keep ``root`` within, or the last ones kept; None if none."""
-    return read_quota(root).stated
+                    self.report.empty_folders.append(name)

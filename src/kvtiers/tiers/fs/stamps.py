@@ -37,6 +37,13 @@ def move_up(path: str, at: float) -> None:
             os.utime(path, (at, at), follow_symlinks=False)
 
 
+def move_back(path: str, at: float, now: float) -> None:
+    """Note that ``path`` was used ``at`` that time and not since, unless it is promised."""
+    with contextlib.suppress(OSError):
+        if os.lstat(path).st_mtime <= now:
+            os.utime(path, (min(at, now), min(at, now)), follow_symlinks=False)
+
+
 def promise(path: str, ns: int) -> bool | None:
     """Mark ``path`` as in use; False if it is not there, None if it cannot be marked.
 

@@ -37,6 +37,13 @@ def measure(root: str, namespaces: Iterable[str] | None = None) -> int:
     return total
 
 
+def files_below(root: str, folders: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Each file that lies in ``root`` itself or anywhere in these folders of it, and its bytes."""
+    direct = (entry.path for entry in _entries(root) if not _is_folder(entry))
+    for path in (*direct, *(p for name in folders for p in _files(os.path.join(root, name)))):
+        yield path, _size(path)
+
+
 def _visit(path: str) -> tuple[int, str]:
     name = os.path.basename(path)
     return {names.TEMP: 0, names.QUARANTINE: 2}.get(name, 1), name
@@ -59,8 +66,10 @@ def quarantined(root: str, namespace: str) -> list[Candidate]:
 
 
 def _chunks(root: str, folder: str) -> list[Candidate]:
-    found = []
-    for entry in _entries(os.path.join(root, folder)):
+    path, found = os.path.join(root, folder), []
+    if os.path.islink(path):
+        return []  # where it leads is not ours
+    for entry in _entries(path):
         left = names.is_leaving(entry.name)
         if left or names.chunk_key(entry.name) is not None:
             with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.stamps import GRACE_S
+from kvtiers.tiers.places import Aim
 from tests.unit.tiers.fs.fs_kit import STORED, Folder, flip, read, write
 from tests.unit.tiers.tier_kit import NAMESPACE, key, payload
 
@@ -95,11 +96,11 @@ def test_a_maintenance_process_sees_uses_and_promises(folder: Folder) -> None:
     def never(_: float) -> None:
         raise AssertionError("these engines mark whatever they find: nobody has to wait")
 
-    report = maintain(str(folder.root), STORED, wall_clock=folder.wall, pause=never)
+    report = maintain(str(folder.root), Aim(STORED), wall_clock=folder.wall, pause=never)
     assert [Path(name).name for name, _ in report.chunks] == [folder.file(n).name for n in (2, 3)]
     assert report.in_use == 1
     assert read(store, 1) == [payload(1)]
     folder.wall.advance(GRACE_S + 1)
-    maintain(str(folder.root), STORED, wall_clock=folder.wall, pause=never)
+    maintain(str(folder.root), Aim(STORED), wall_clock=folder.wall, pause=never)
     assert read(store, 1) == [Kind.VANISHED]
     store.close()

@@ -6,12 +6,12 @@ import shutil
 import pytest
 
 from kvtiers.chunks import PAGE_BYTES, Namespace
-from kvtiers.errors import Kind, KVTiersError
+from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.files_place import FilesPlace
 from kvtiers.tiers.fs.quota import STATE_BYTES
 from kvtiers.tiers.places import Part
-from tests.unit.tiers.fs.fs_kit import Folder, flip, write
+from tests.unit.tiers.fs.fs_kit import Folder, capacity, flip, write
 from tests.unit.tiers.tier_kit import CHUNK, LAYOUT, NAMESPACE, key, payload
 
 
@@ -177,7 +177,8 @@ def test_every_byte_is_accounted_for(folder, place):
     whole = {(u.namespace, u.part): (u.files, u.bytes) for u in place.usage()}
     manifest = len(NAMESPACE.manifest())
     assert whole == {
-        ("", Part.OTHER): (2, 3 + STATE_BYTES),
+        ("", Part.OTHER): (1, STATE_BYTES),
+        ("", Part.FOREIGN): (1, 3),
         (NAMESPACE.id, Part.CHUNKS): (1, PAGE_BYTES + CHUNK),
         (NAMESPACE.id, Part.TEMPORARY): (1, 0),
         (NAMESPACE.id, Part.QUARANTINE): (1, PAGE_BYTES + CHUNK),
@@ -224,6 +225,26 @@ def test_its_store_is_the_one_that_engines_use(folder, place):
     store.delete([key(1)])
     store.close()
     assert [e.key for e in place.entries(NAMESPACE.id)] == [key(2)]
+
+
+def test_the_capacity_is_what_the_url_says_or_what_rules_here(folder, place):
+    assert (place.capacity(), place.bound()) == (None, None)
+    with pytest.raises(ConfigError, match="is new: add &capacity="):
+        place.open_store(NAMESPACE, LAYOUT)
+    folder.open(capacity_bytes=capacity(7)).close()
+    assert place.capacity() == capacity(7)
+    store = folder.open(capacity_bytes=capacity(5))
+    assert place.capacity() == capacity(5)
+    store.close()
+    assert FilesPlace(str(folder.root), pytest.fail, 1 << 20).capacity() == 1 << 20
+
+
+def test_where_others_evict_its_store_leaves_it_to_them(folder, place):
+    folder.open(eviction="external").close()
+    store = place.open_store(NAMESPACE, LAYOUT)
+    assert place.capacity() is None
+    assert write(store, 1) == [None]
+    store.close()
 
 
 def test_which_layout_lies_there(folder, tmp_path):

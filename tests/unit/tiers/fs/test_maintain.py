@@ -8,9 +8,10 @@ import pytest
 
 from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError, KVTiersError
-from kvtiers.tiers.fs.maintain import Report, maintain, stated_capacity
+from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.names import QUOTA, leaving
 from kvtiers.tiers.fs.stamps import GRACE_S
+from kvtiers.tiers.places import Aim, Report
 from tests.unit.tiers.fs.fs_kit import STORED, Folder, capacity, flip, read, write
 from tests.unit.tiers.fs.test_open import dead_scratch
 from tests.unit.tiers.tier_kit import NAMESPACE, key, payload
@@ -21,7 +22,8 @@ OTHER = Namespace({"model": "other"})
 def run(folder: Folder, **options: Any) -> Report:
     """A pass that waits for nobody; promises end by themselves meanwhile."""
     options.setdefault("pause", folder.wall.advance)
-    return maintain(str(folder.root), wall_clock=folder.wall, **options)
+    aim = Aim(**{k: options.pop(k) for k in list(options) if k in Aim.__slots__})
+    return maintain(str(folder.root), aim, wall_clock=folder.wall, **options)
 
 
 def fill(folder: Folder, *ns: int, namespace: Namespace = NAMESPACE, **options: Any) -> None:
@@ -69,6 +71,29 @@ def test_old_chunks_leave_whatever_the_size(folder: Folder) -> None:
     report = run(folder, older_than_s=60)
     assert [name for name, _ in report.chunks] == names_of(1, 2)
     assert folder.file(50).exists()
+
+
+def test_what_was_put_aside_leaves_for_the_size_and_not_for_its_age(folder: Folder) -> None:
+    fill(folder, 1, 2)
+    aside = folder.root / NAMESPACE.id / "quarantine"
+    aside.mkdir()
+    (aside / "01-g0.kvc").write_bytes(b"x")
+    assert [name for name, _ in run(folder, older_than_s=98.5).chunks] == names_of(1)
+    assert (aside / "01-g0.kvc").exists()
+    report = run(folder, max_bytes=folder.disk_bytes() - 1)
+    assert (report.chunks, len(report.quarantined)) == ([], 1)
+
+
+def test_links_are_not_followed(folder: Folder, tmp_path: Path) -> None:
+    fill(folder, 1)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for n in range(6):
+        (outside / f"0{n}-g0.kvc").write_bytes(b"x")
+    for name in ("ab", "quarantine"):
+        (folder.root / NAMESPACE.id / name).symlink_to(outside)
+    run(folder, max_bytes=0)
+    assert len(list(outside.iterdir())) == 6
 
 
 def test_one_namespace_only(folder: Folder) -> None:
@@ -184,10 +209,4 @@ def test_wrong_calls_are_one_sentence(folder: Folder) -> None:
             run(folder, **options)
         assert str(caught.value).startswith(says)
     with pytest.raises(KVTiersError, match=r"maintain .*/nowhere failed: No such file"):
-        maintain(str(folder.root / "nowhere"))
-
-
-def test_the_root_remembers_its_capacity(folder: Folder) -> None:
-    assert stated_capacity(str(folder.root)) is None
-    folder.open(capacity_bytes=capacity(7)).close()
-    assert stated_capacity(str(folder.root)) == capacity(7)
+        maintain(str(folder.root / "nowhere"), Aim())

@@ -107,9 +107,7 @@ class LogCore:
 
     def write_table(self, segment: Segment, rows: Sequence[Row]) -> None:
         """Write the last pages. Raises OSError."""
-        table = fmt.pack_table(rows, segment.sequence)
-        end = fmt.pages_of(segment.nbytes)
-        self.files.write_pages(segment.number, end - fmt.pages_of(len(table)), table)
+        write_table(self.files, segment.number, segment.nbytes, segment.sequence, rows)
 
     def full(self, what: str) -> KVTiersError:
         """The error of a write for which there is no room."""
@@ -135,6 +133,14 @@ class LogCore:
 
     def __repr__(self) -> str:
         return f"<LogCore {self.index}, {self.pool}, {self.files}>"
+
+
+def write_table(
+    files: SegmentFiles, number: int, nbytes: int, sequence: int, rows: Sequence[Row]
+) -> None:
+    """Write the last pages of a segment: what this use of it holds. Raises OSError."""
+    table = fmt.pack_table(rows, sequence)
+    files.write_pages(number, fmt.pages_of(nbytes) - fmt.pages_of(len(table)), table)
 
 
 def mapped(operation: str, path: str, error: OSError) -> KVTiersError:

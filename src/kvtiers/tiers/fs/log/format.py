@@ -84,6 +84,12 @@ def parse_header(page: bytes | memoryview) -> Header | None:
     return Header(sequence, length, created_at, namespace.hex())
 
 
+def header_version(page: bytes | memoryview) -> int | None:
+    """The version of the log that wrote this first page; None if it is no sound one."""
+    magic, version = _HEADER.unpack_from(page)[:2]
+    return int(version) if _intact(page) and magic == _HEADER_MAGIC else None
+
+
 def row_bytes(key_bytes: int) -> int:
     """Bytes of the row of a key of this length."""
     return _ROW_BYTES + key_bytes
@@ -126,6 +132,21 @@ def parse_head(head: bytes | memoryview) -> list[Row] | None:
     return _parse_rows(head[start : start + length], digest)
 
 
+def damaged_head(page: bytes | memoryview, sequence: int) -> bool:
+    """Whether a head of this use began here and is one no more.
+
+    Pages are written whole, so a write that was cut off leaves no such one. It does of a head of
+    several pages, which is therefore never called damaged for what is behind its first.
+    """
+    if page[:8] != _HEAD_MAGIC:
+        return False
+    (expected,) = _CHECKSUM.unpack_from(page, _LIST.size)
+    if xxh3_64_intdigest(page[: _LIST.size]) != expected:
+        return True
+    one = parse_head_start(page, sequence) == 1
+    return one and parse_head(page) is None
+
+
 def pack_table(rows: Iterable[Row], sequence: int) -> bytes:
     """Table and trailer: what the last pages of the segment hold once it is sealed."""
     rows = list(rows)
@@ -142,6 +163,11 @@ def parse_trailer(page: bytes | memoryview, sequence: int) -> tuple[int, int] | 
     if magic != _TRAILER_MAGIC or version != VERSION or found != sequence:
         return None
     return length, digest
+
+
+def is_trailer(page: bytes | memoryview) -> bool:
+    """Whether this last page is sound, of whatever use of the segment."""
+    return _intact(page) and page[:8] == _TRAILER_MAGIC
 
 
 def parse_table(table: bytes | memoryview, digest: int) -> list[Row] | None:
@@ -173,11 +199,14 @@ def _parse_rows(packed: bytes | memoryview, digest: int) -> list[Row] | None:
     rows: list[Row] = []
     at, end = 0, len(packed)
     while at < end:
+        if end - at < _SECTION.size:
+            return None
         length, count = _SECTION.unpack_from(packed, at)
         row = _row(length)
         at += _SECTION.size
-        section = packed[at : at + row.size * count]
-        rows += cast("Iterable[Row]", row.iter_unpack(section))
+        if length > MAX_KEY_BYTES or row.size * count > end - at:
+            return None  # it is as it was written, by nobody of ours
+        rows += cast("Iterable[Row]", row.iter_unpack(packed[at : at + row.size * count]))
         at += row.size * count
     return rows
 

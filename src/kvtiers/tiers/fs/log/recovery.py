@@ -3,15 +3,18 @@
 Used by the owner when it opens a log and by tools beside it: nothing is written here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log.format import FIRST_PAGE, Header, Row
+from kvtiers.tiers.fs.log.format import FIRST_PAGE, MAX_SEGMENT_PAGES, Header, Row
+from kvtiers.tiers.fs.log.index import MAX_CHUNK_PAGES
 from kvtiers.tiers.fs.log.segment import SegmentFiles, pages
 
 _WINDOW_PAGES = 2048
 """8 MiB are read at a time."""
+_HEADS_WINDOW_PAGES = 64
+"""Between two heads there may be 16 MiB that nobody wants."""
 
 
 def read_table(files: SegmentFiles, number: int, header: Header) -> list[Row] | None:
@@ -36,18 +39,37 @@ def scan_segment(files: SegmentFiles, number: int, header: Header) -> list[Row]:
     A write that was under way when its process died leaves a gap; what lies behind it counts, and
     what the next owner put into it: so it goes on behind what is whole, not behind what is torn.
     """
-    end = header.segment_bytes // PAGE_BYTES
-    window, page = _Window(files, number, end), FIRST_PAGE
-    found: list[Row] = []
+    return [row for _, rows in heads(files, number, header) for row in rows or ()]
+
+
+def heads(
+    files: SegmentFiles, number: int, header: Header, table: Container[Row] | None = None
+) -> Iterator[tuple[memoryview, list[Row] | None]]:
+    """Each page where a head may begin, and the rows that count if one does.
+
+    Those do that are in ``table``; without one those whose chunks are whole.
+    """
+    ahead = _WINDOW_PAGES if table is None else _HEADS_WINDOW_PAGES
+    window, page = _Window(files, number, pages_in(header), ahead), FIRST_PAGE
+    namespace = bytes.fromhex(header.namespace_id)
     while (first := window.at(page, 1)) is not None:
         rows = _head(window, page, first, header.sequence)
-        if rows is None or not _inside(rows, end):
+        if rows is not None and _inside(rows, pages_in(header)):
+            rows = [
+                row
+                for row in rows
+                if (_whole(window, row, namespace) if table is None else row in table)
+            ]
+            yield first, rows
+            page = max(page + 1, fmt.end_of(rows))
+        else:
+            yield first, None
             page += 1
-            continue
-        whole = [row for row in rows if _whole(window, row, bytes.fromhex(header.namespace_id))]
-        found += whole
-        page = max(page + 1, fmt.end_of(whole))
-    return found
+
+
+def pages_in(header: Header) -> int:
+    """Pages of the segment."""
+    return header.segment_bytes // PAGE_BYTES
 
 
 def _head(window: "_Window", page: int, first: memoryview, sequence: int) -> list[Row] | None:
@@ -67,14 +89,16 @@ def _whole(window: "_Window", row: Row, namespace: bytes) -> bool:
 def _inside(rows: list[Row], end: int) -> bool:
     """Whether all of it lies in the segment: rows may be forged, or of a future version."""
     first = min((page for _, page, _, _ in rows), default=FIRST_PAGE)
-    return first >= FIRST_PAGE and fmt.end_of(rows) < end
+    longest = max((nbytes for _, _, nbytes, _ in rows), default=0)
+    fits = fmt.pages_of(longest) <= MAX_CHUNK_PAGES
+    return fits and first >= FIRST_PAGE and fmt.end_of(rows) < end
 
 
 class _Window:
     """Pages of one segment, read ahead."""
 
-    def __init__(self, files: SegmentFiles, number: int, end: int) -> None:
-        self._files, self._number, self._end = files, number, end
+    def __init__(self, files: SegmentFiles, number: int, end: int, ahead: int) -> None:
+        self._files, self._number, self._end, self._ahead = files, number, end, ahead
         self._first, self._data = 0, memoryview(b"")
 
     def at(self, page: int, count: int) -> memoryview | None:
@@ -83,7 +107,7 @@ class _Window:
             return None
         start = (page - self._first) * PAGE_BYTES
         if start < 0 or start + count * PAGE_BYTES > len(self._data):
-            length = min(self._end - page, max(count, _WINDOW_PAGES))
+            length = min(self._end - page, max(count, self._ahead))
             data = pages(length) if length else memoryview(b"")
             if length and not self._files.read(self._number, page, [data]):
                 return None
@@ -100,7 +124,12 @@ def rows_of(files: SegmentFiles, number: int, header: Header) -> tuple[list[Row]
 def headers(files: SegmentFiles) -> Iterator[tuple[int, int, Header | None]]:
     """Number, length and header of every segment; no header: it holds nothing."""
     for number, nbytes in sorted(files.numbers().items()):
-        header = files.header(number) if nbytes >= PAGE_BYTES else None
-        if header is not None and header.segment_bytes != nbytes:
-            header = None
-        yield number, nbytes, header
+        yield number, nbytes, header_of(files, number, nbytes)
+
+
+def header_of(files: SegmentFiles, number: int, nbytes: int) -> Header | None:
+    """The header of a segment of this length; None if it holds nothing that could be used."""
+    if not PAGE_BYTES <= nbytes <= MAX_SEGMENT_PAGES * PAGE_BYTES:
+        return None
+    header = files.header(number)
+    return None if header is None or header.segment_bytes != nbytes else header

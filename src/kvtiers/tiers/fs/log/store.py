@@ -29,8 +29,8 @@ from kvtiers.tiers.options import bad_option, require
 
 _log = logging.getLogger("kvtiers")
 
-_LEAST_SEGMENTS = 4
-_LEAST_CHUNKS = 4
+LEAST_SEGMENTS = 4
+LEAST_CHUNKS = 4
 """Chunks of the largest kind that a segment holds at least."""
 _SEGMENTS, _MAX_SEGMENTS = 64, 4096
 _MOST_SEGMENT_BYTES = 256 << 20
@@ -41,7 +41,7 @@ def segment_bytes_for(capacity_bytes: int, chunk_bytes: int) -> int:
 
     Longer where there would be above 4096, or a segment held fewer than four chunks.
     """
-    least = fmt.fits(fmt.pages_of(chunk_bytes), _LEAST_CHUNKS)
+    least = fmt.fits(fmt.pages_of(chunk_bytes), LEAST_CHUNKS)
     fit = max(least, min(capacity_bytes // _SEGMENTS, _MOST_SEGMENT_BYTES))
     fit = max(fit, capacity_bytes // _MAX_SEGMENTS)
     return min(fit // PAGE_BYTES, fmt.MAX_SEGMENT_PAGES) * PAGE_BYTES
@@ -351,14 +351,14 @@ class LogStore:
 def _sized(context: StoreContext, room: int, lengths: Iterable[int]) -> Pool:
     """A pool of segments as long as those that are there, if they suit; ``room`` in bytes."""
     chunk = context.layout.slot_bytes
-    least = fmt.fits(fmt.pages_of(chunk), _LEAST_CHUNKS)
-    few, many = room // _LEAST_SEGMENTS, max(least, room // _MAX_SEGMENTS)
+    least = fmt.fits(fmt.pages_of(chunk), LEAST_CHUNKS)
+    few, many = room // LEAST_SEGMENTS, max(least, room // _MAX_SEGMENTS)
     suit = [n for n in lengths if many <= n <= few and n % PAGE_BYTES == 0]
     segment = max(suit, default=segment_bytes_for(room, chunk))
     require(
-        room >= _LEAST_SEGMENTS * segment,
+        room >= LEAST_SEGMENTS * segment,
         "capacity_bytes",
-        f"leaves {room} bytes, too little for {_LEAST_SEGMENTS} segments of {_LEAST_CHUNKS} chunks "
-        f"each: give at least {_LEAST_SEGMENTS * least} more than what else lies there",
+        f"leaves {room} bytes, too little for {LEAST_SEGMENTS} segments of {LEAST_CHUNKS} chunks "
+        f"each: give at least {LEAST_SEGMENTS * least} more than what else lies there",
     )
     return Pool(room, segment)
