@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from kvtiers.chunks import Key
+from kvtiers.errors import KVTiersError
 
 _LEAST_DENIAL_S = 0.5
 """A "no" that is over before the next step asks would be asked for again and again."""
@@ -89,11 +90,18 @@ class Losses:
 class InstantPresence:
     """Presence in a store that knows by itself what it holds, at once: nothing is kept twice.
 
-    As :class:`Presence`; an ``ask`` that raises says that nothing is there.
+    As :class:`Presence`. ``ask`` gives an answer for each key, or an error: then ``complain`` is
+    told of it, and nothing is there.
     """
 
-    def __init__(self, ask: Callable[[Sequence[Key]], list[bool]], denial_ttl_s: float) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Sequence[Key]], list[bool] | KVTiersError],
+        complain: Callable[[KVTiersError], None],
+        denial_ttl_s: float,
+    ) -> None:
         self._ask = ask
+        self._complain = complain
         self._denials = Denials(denial_ttl_s, MAX_LOSSES)
         self._losses = Losses()
         self.complete = True
@@ -112,11 +120,12 @@ class InstantPresence:
         return not self.lacks((key,))
 
     def lacks(self, keys: Sequence[Key]) -> Sequence[int]:
-        """The places in ``keys`` of those that are not stored."""
-        try:
-            return [i for i, there in enumerate(self._ask(keys)) if there is not True]
-        except Exception:
+        """The indices in ``keys`` of those that are not stored."""
+        answer = self._ask(keys)
+        if isinstance(answer, KVTiersError):
+            self._complain(answer)
             return range(len(keys))
+        return [i for i, there in enumerate(answer) if not there]
 
     def add(self, keys: Iterable[Key], since: int | None = None) -> None:
         """These are there: they are not denied any more."""
@@ -124,7 +133,7 @@ class InstantPresence:
             self._denials.lift(key)
 
     def announce(self, keys: Iterable[Key]) -> list[Key]:
-        """These are there by our doing, and were not before."""
+        """These are there by our doing: all are news, for only what is lacking is stored."""
         new = list(keys)
         self.add(new)
         for key in new:
@@ -197,7 +206,7 @@ class Presence:
         return key in self._held
 
     def lacks(self, keys: Sequence[Key]) -> Sequence[int]:
-        """The places in ``keys`` of those that are not known to be stored."""
+        """The indices in ``keys`` of those that are not known to be stored."""
         held = self._held
         return [i for i, key in enumerate(keys) if key not in held]
 

@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kvtiers.chunks import Key, Lookup, RequestContext
 from kvtiers.errors import ConfigError, Kind, KVTiersError
@@ -20,7 +21,7 @@ from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.presence import InstantPresence, Presence
 from kvtiers.tiers.scanning import Scan, StartUpScan
-from kvtiers.tiers.work import Mover, Question, Transfer, fault
+from kvtiers.tiers.work import Mover, Question, Transfer, ask, fault
 
 _log = logging.getLogger("kvtiers")
 
@@ -65,7 +66,7 @@ class StoreTier:
         self._start_thread = start_thread
         self._exclusive = not store.capabilities.shared
         self._mover = Mover(store, inbox, clock, options.transfer_retries)
-        self._presence = _presence(store, options)
+        self._presence = self._make_presence()
         self._breaker = Breaker(
             options.breaker_failures, options.breaker_cooldown_s, options.breaker_max_cooldown_s
         )
@@ -89,6 +90,15 @@ class StoreTier:
         self._scan = StartUpScan(self.label, options.scan_deadline_s)
         if store.capabilities.scan and not store.capabilities.instant:
             self._lanes.put(self._scan.begin(store, inbox, clock))
+
+    def _make_presence(self) -> Presence | InstantPresence:
+        ttl_s = self._options.negative_ttl_s
+        if self.store.capabilities.instant:
+            return InstantPresence(partial(ask, self.store), self._could_not_ask, ttl_s)
+        return Presence(self._options.max_tracked_chunks, ttl_s)
+
+    def _could_not_ask(self, error: KVTiersError) -> None:
+        self._failed(self._clock(), str(error))
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
         """HIT or MISS from memory; RETRY while the store is asked."""
@@ -403,9 +413,3 @@ class StoreTier:
             f"{len(self._jobs) - hung} jobs, {hung} hung, {len(self._asking)} lookups, "
             f"{self._held_store_bytes} bytes held, {self._breaker.state.value}>"
         )
-
-
-def _presence(store: ChunkStore, options: RunnerOptions) -> Presence | InstantPresence:
-    if store.capabilities.instant:
-        return InstantPresence(store.contains, options.negative_ttl_s)
-    return Presence(options.max_tracked_chunks, options.negative_ttl_s)

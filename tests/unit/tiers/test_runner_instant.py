@@ -33,11 +33,22 @@ def test_nothing_is_kept_twice_and_nothing_is_scanned(bench):
     assert bench.store.called("scan") == []
 
 
-def test_a_store_that_breaks_its_word_is_a_miss(bench):
-    bench.store.answers["contains"] = lambda keys: 1 // 0
-    assert asked(bench, 1) == [Lookup.MISS]
-    bench.store.answers["contains"] = lambda keys: ["yes"] * len(keys)
-    assert asked(bench, 1) == [Lookup.MISS]
+BROKEN_WORDS = {
+    "raises": lambda keys: 1 // 0,
+    "other than bools": lambda keys: ["yes"] * len(keys),
+    "too few": lambda keys: [],
+    "too many": lambda keys: [True] * (len(keys) + 1),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN_WORDS)
+def test_a_store_that_breaks_its_word_is_a_miss_and_in_the_end_left_alone(bench, caplog, how):
+    bench.store.answers["contains"] = BROKEN_WORDS[how]
+    for _ in range(5):
+        assert asked(bench, 1) == [Lookup.MISS]
+    (line,) = caplog.messages
+    assert "broke its contract: contains" in line
+    assert not bench.tier.submit_load(bench.load_job(1))
 
 
 def test_what_is_there_is_not_written_again(bench):
