@@ -2,18 +2,23 @@
 
 import json
 
+import pytest
+
 from tests.unit.cli.cli_kit import good, kvtiers
-from tests.vllm.offloading import disk, files_of, manager_of, offload, settle
+from tests.vllm.offloading import disk, manager_of, offload, settle
 
 TOKENS = 2000
 CACHED = 1920
 CHUNKS = 15
 
 
-def test_what_an_engine_stored_is_found_moved_and_warm_in_the_next(engine, prompt, tmp_path):
+@pytest.mark.parametrize("layout", ["files", "log"])
+def test_what_an_engine_stored_is_found_moved_and_warm_in_the_next(
+    engine, prompt, tmp_path, layout
+):
     root, other = tmp_path / "kv", tmp_path / "other"
     asked = prompt(TOKENS)
-    with engine(kv_transfer_config=offload(secondary_tiers=[disk(root)])) as e:
+    with engine(kv_transfer_config=offload(secondary_tiers=[disk(root, layout=layout)])) as e:
         e.ask(asked)
         settle(e)
         (expected,) = e.ask(asked)
@@ -26,11 +31,12 @@ def test_what_an_engine_stored_is_found_moved_and_warm_in_the_next(engine, promp
         assert [c["stored"] for c in found["chunks"]] == [True] * CHUNKS
         assert good(kvtiers("verify", f"fs://{root}", "--json")).json["chunks"] == CHUNKS
     good(kvtiers("export", f"fs://{root}", tmp_path / "a.tar", "--tokens", tokens))
-    good(kvtiers("import", tmp_path / "a.tar", f"fs://{other}?capacity=1GiB"))
-    assert len(files_of(other)) == CHUNKS
+    good(kvtiers("import", tmp_path / "a.tar", f"fs://{other}?layout={layout}&capacity=1GiB"))
+    (arrived,) = good(kvtiers("ls", f"fs://{other}", "--json")).json["namespaces"]
+    assert arrived["chunks"] == CHUNKS
     hot = tmp_path / "hot.json"
     good(kvtiers("warm", f"fs://{other}", "--tokens", tokens, "-o", hot))
-    config = offload(secondary_tiers=[disk(other)], warm_manifest=str(hot))
+    config = offload(secondary_tiers=[disk(other, layout=layout)], warm_manifest=str(hot))
     with engine(kv_transfer_config=config) as e:
         settle(e)
         assert manager_of(e).core.use.resident == CHUNKS, "nobody asked yet"
