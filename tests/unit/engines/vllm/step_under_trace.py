@@ -1,6 +1,6 @@
 """A process that takes one scheduler step with an ``fs`` tier between two marks.
 
-    python -m tests.unit.engines.vllm.step_under_trace busy|asleep|waiting FOLDER
+    python -m tests.unit.engines.vllm.step_under_trace busy|asleep|waiting files|log FOLDER
 
 busy: every lane hangs in the store. asleep: the lanes have nothing to do, what they finished has
 not been taken in. waiting: the step waits for a lock and makes a system call, to show that both
@@ -20,6 +20,7 @@ from kvtiers.chunks import ChunkLayout, GroupLayout, Namespace
 from kvtiers.testing.gates import GatedStore
 from kvtiers.tiers.base import StoreContext
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.lanes import Inbox
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.runner import StoreTier, TierIdentity
@@ -27,12 +28,13 @@ from tests.unit.engines.vllm.syscalls import mark
 
 SLOTS = 8 * BATCH
 LANES = 4
+STORES: dict[str, Any] = {"files": FilesStore, "log": LogStore}
 
 
 class Rig:
     """A manager whose tier stores real files, with lanes that can be held."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, layout: str, root: str) -> None:
         memory = memoryview(mmap.mmap(-1, SLOTS * CHUNK_BYTES))
         inbox = Inbox()
         context = StoreContext(
@@ -44,7 +46,7 @@ class Rig:
             time.time,
             inbox.removed,
         )
-        self.gate = GatedStore(FilesStore(context, root, capacity_bytes=1 << 30))
+        self.gate = GatedStore(STORES[layout](context, root, capacity_bytes=1 << 30))
         half = LANES // 2
         options = RunnerOptions(n_read_threads=half, n_write_threads=half, min_slice_bytes=1)
         identity = TierIdentity("fs", "1:fs", "STORAGE", "LOCAL")
@@ -111,10 +113,10 @@ def misbehaving() -> None:
     os.stat(".")
 
 
-def main(scenario: str, root: str) -> None:
+def main(scenario: str, layout: str, root: str) -> None:
     """Take the step between two marks."""
     sys.setswitchinterval(60)  # the interpreter's own lock is not what is looked for
-    rig = Rig(root)
+    rig = Rig(layout, root)
     if scenario == "busy":
         rig.hold_all_lanes()
     step = misbehaving if scenario == "waiting" else rig.prepare()
