@@ -246,10 +246,22 @@ class FilesStore:
         except BaseException:
             self._drop(temp, size)
             raise
-        if moved:
-            self._room.fill(size)
-        else:
+        if not moved:
             self._drop(temp, size)
+            return
+        self._room.fill(size)
+        if self._fsync:
+            self._sync(path, size)
+
+    def _sync(self, path: str, size: int) -> None:
+        """Wait until its name is on the device, or take it back: it would count as stored."""
+        try:
+            folders.sync_folder(os.path.dirname(path))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                self._room.freed(size)
+            raise
 
     def _drop(self, temp: str, size: int) -> None:
         with contextlib.suppress(OSError):
@@ -267,8 +279,6 @@ class FilesStore:
                 raise
             folders.make_folder(os.path.dirname(path), durable=self._fsync)
             os.replace(temp, path)
-        if self._fsync:
-            folders.sync_folder(os.path.dirname(path))
         return True
 
     def _read(self, item: Item) -> None:
