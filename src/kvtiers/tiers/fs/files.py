@@ -10,7 +10,6 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError, map_errors
@@ -23,6 +22,7 @@ from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.damaged import Damaged
 from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
 from kvtiers.tiers.fs.quarantine import put_aside
+from kvtiers.tiers.fs.quota import Eviction
 from kvtiers.tiers.fs.recency import Recency
 from kvtiers.tiers.fs.room import Room, Unbounded
 from kvtiers.tiers.fs.victims import Victims
@@ -30,8 +30,6 @@ from kvtiers.tiers.fs.workplace import DISK_IS_FULL, Workplace
 from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
-
-Eviction = Literal["own", "external"]
 
 _MAX_REOPENS = 8
 """How often one write makes the folder again while somebody clears it."""

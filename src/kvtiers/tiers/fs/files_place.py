@@ -210,8 +210,14 @@ class FilesPlace:
         capacity = self.capacity()
         if capacity is not None:
             return {"capacity_bytes": capacity}
-        if os.path.lexists(os.path.join(self.root, names.QUOTA)):
+        if read_quota(self.root).eviction == "external":
             return {"eviction": "external"}
+        account = os.path.join(self.root, names.QUOTA)
+        if os.path.lexists(account):
+            raise ConfigError(
+                f"{account} cannot be read, is damaged, or was never written by an engine, so that "
+                f"nobody knows the bound of {self.url}: add &capacity= to say it"
+            )
         raise ConfigError(f"{self.url} is new: add &capacity= to say how large it may become")
 
     def __repr__(self) -> str:

@@ -9,8 +9,9 @@ from kvtiers.chunks import PAGE_BYTES, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.files_place import FilesPlace
+from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.quota import STATE_BYTES
-from kvtiers.tiers.places import Part
+from kvtiers.tiers.places import Aim, Part
 from tests.unit.tiers.fs.fs_kit import Folder, capacity, flip, write
 from tests.unit.tiers.tier_kit import CHUNK, LAYOUT, NAMESPACE, key, payload
 
@@ -245,6 +246,49 @@ def test_where_others_evict_its_store_leaves_it_to_them(folder, place):
     assert place.capacity() is None
     assert write(store, 1) == [None]
     store.close()
+
+
+def damage_account(root):
+    flip(root / names.QUOTA, 20)
+
+
+def clear_account(root):
+    (root / names.QUOTA).write_bytes(b"")
+
+
+def make_a_folder_of_the_account(root):
+    (root / names.QUOTA).unlink()
+    (root / names.QUOTA).mkdir()
+
+
+def have_maintenance_make_the_account(root):
+    (root / names.QUOTA).unlink()
+    report = maintain(str(root), Aim(max_bytes=0), pause=lambda seconds: None)
+    assert len(report.chunks) == 1
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        damage_account,
+        clear_account,
+        make_a_folder_of_the_account,
+        have_maintenance_make_the_account,
+    ],
+)
+def test_an_account_that_does_not_say_who_evicts_is_no_leave_to_write(folder, place, harm):
+    stored(folder, 1).close()
+    harm(folder.root)
+    with pytest.raises(ConfigError, match=r"quota .*nobody knows the bound of .*add &capacity="):
+        place.open_store(NAMESPACE, LAYOUT)
+
+
+def test_maintenance_leaves_it_at_external(folder, place):
+    store = folder.open(eviction="external")
+    assert write(store, 1) == [None]
+    store.close()
+    maintain(str(folder.root), Aim(max_bytes=0), pause=lambda seconds: None)
+    place.open_store(NAMESPACE, LAYOUT).close()
 
 
 def test_which_layout_lies_there(folder, tmp_path):
