@@ -343,15 +343,15 @@ class FilesStore:
         return 0.0 if key is None else self._recency.used_at(key)
 
     def _evicted(self, evicted: Sequence[str]) -> None:
-        keys = [self._key(name) for name in evicted if names.QUARANTINE not in name]
+        keys = map(self._key, evicted)
         self._context.on_removed([key for key in keys if key is not None], Reason.EVICTED)
 
     # -- small things ---------------------------------------------------------------------------
 
     def _key(self, name: str) -> Key | None:
         """The key of a chunk of this namespace by its file's name below the root."""
-        namespace, _, rest = name.partition("/")
-        return names.chunk_key(os.path.basename(rest)) if namespace == self._id else None
+        namespace, folder, file_name = name.split("/")
+        return names.key_at(folder, file_name) if namespace == self._id else None
 
     def _path(self, key: Key) -> str:
         return f"{self._folder}/{names.chunk_path(key)}"

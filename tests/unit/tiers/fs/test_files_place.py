@@ -164,6 +164,35 @@ def test_what_is_not_named_as_ours_is_no_chunk(folder, place):
     assert [f.id for f in place.namespaces()] == [NAMESPACE.id]
 
 
+def test_a_chunk_in_the_wrong_folder_is_nobodys_and_leaves_first(folder, place):
+    store = folder.open(capacity_bytes=capacity(3))
+    assert write(store, 1, 2) == [None, None]
+    astray = folder.root / NAMESPACE.id / "fe" / folder.file(1).name
+    astray.parent.mkdir()
+    shutil.copy(folder.file(1), astray)
+    assert {e.key for e in place.entries(NAMESPACE.id)} == {key(1), key(2)}
+    assert sorted(e.key for e in store.scan()) == [key(1), key(2)]
+    assert (NAMESPACE.id, Part.CHUNKS, 2) in [
+        (u.namespace, u.part, u.files) for u in place.usage()
+    ]
+    assert store.used_bytes == folder.disk_bytes(), "it counts"
+    assert write(store, 3) == [None]
+    assert not astray.exists()
+    assert folder.removed == []
+    assert store.contains([key(1), key(2), key(3)]) == [True] * 3
+    store.close()
+
+
+def test_nor_does_a_maintenance_pass_take_a_chunk_for_it(folder, place):
+    stored(folder, 1, 2).close()
+    astray = folder.root / NAMESPACE.id / "fe" / folder.file(1).name
+    astray.parent.mkdir()
+    shutil.copy(folder.file(1), astray)
+    maintain(str(folder.root), Aim(max_bytes=folder.disk_bytes() - 1), pause=lambda seconds: None)
+    assert not astray.exists()
+    assert {e.key for e in place.entries(NAMESPACE.id)} == {key(1), key(2)}
+
+
 def test_every_byte_is_accounted_for(folder, place):
     store = stored(folder, 1, 2)
     flip(folder.file(2), -1)
