@@ -172,9 +172,7 @@ def test_a_chunk_in_the_wrong_folder_is_nobodys_and_leaves_first(folder, place):
     shutil.copy(folder.file(1), astray)
     assert {e.key for e in place.entries(NAMESPACE.id)} == {key(1), key(2)}
     assert sorted(e.key for e in store.scan()) == [key(1), key(2)]
-    assert (NAMESPACE.id, Part.CHUNKS, 2) in [
-        (u.namespace, u.part, u.files) for u in place.usage()
-    ]
+    assert (NAMESPACE.id, Part.CHUNKS, 2) in [(u.namespace, u.part, u.files) for u in place.usage()]
     assert store.used_bytes == folder.disk_bytes(), "it counts"
     assert write(store, 3) == [None]
     assert not astray.exists()
