@@ -20,6 +20,8 @@ from kvtiers.tiers.base import Item, RemovalReport, StoreContext
 from kvtiers.tiers.fs import names, stamps
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
+from kvtiers.tiers.fs.log.pool import Segment
+from kvtiers.tiers.fs.log.roller import Roller
 
 REPOSITORY = Path(__file__).parents[2]
 CAPACITY = 250 * PAGE_BYTES
@@ -33,7 +35,8 @@ def key(n: int) -> Key:
     return named(n, GROUPS[n % len(GROUPS)])
 
 
-NUMBER_OF = {key(n): n for n in range(4000)}
+NUMBERS = range(4000)
+NUMBER_OF = {key(n): n for n in NUMBERS}
 
 
 def open_store(
@@ -69,11 +72,11 @@ def wrong(store: Any, ns: Iterable[int]) -> dict[int, Any]:
     }
 
 
-def present(store: Any) -> set[int]:
-    """The chunks that it says are there."""
-    there = store.contains(list(NUMBER_OF))
+def present(store: Any, ns: Sequence[int] = NUMBERS) -> set[int]:
+    """The chunks among these that it says are there."""
+    there = store.contains([key(n) for n in ns])
     let_promises_end(Path(store._root))
-    return {n for n, yes in zip(NUMBER_OF.values(), there, strict=True) if yes}
+    return {n for n, yes in zip(ns, there, strict=True) if yes}
 
 
 def let_promises_end(root: Path) -> None:
@@ -97,42 +100,50 @@ def say(fd: int, what: str, ns: Iterable[int]) -> None:
 
 
 def open_telling(fd: int, layout: str, root: Path, **options: Any) -> Any:
-    """A store that says which chunks are about to leave, and which have left."""
+    """A store that says which chunks have left."""
 
     def removed(keys: Sequence[Key], reason: Reason) -> None:
         say(fd, "gone", (NUMBER_OF[k] for k in keys))
 
-    announce = _announce_segments if layout == "log" else _announce_files
-    with announce(fd):
-        return open_store(layout, root, removed, **options)
+    return open_store(layout, root, removed, **options)
 
 
-@contextmanager
-def _announce_segments(fd: int) -> Iterator[None]:
-    from kvtiers.tiers.fs.log.roller import Roller
+def tell_of_segments(fd: int) -> None:
+    """From now on every log of this process says what is about to leave, and what was copied."""
+    empty, write_again = Roller.empty, Roller._write_again
 
-    empty = Roller.empty
-
-    def told(self: Roller, victim: Any, **options: Any) -> None:
+    def emptied(self: Roller, victim: Segment, **options: Any) -> None:
         say(fd, "leaving", (NUMBER_OF[k] for k in set(victim.keys)))
         empty(self, victim, **options)
 
-    Roller.empty = told  # type: ignore[method-assign]
-    yield
+    def written_again(self: Roller, victim: Segment) -> None:
+        write_again(self, victim)
+        with self._core.lock:
+            found = {k: self._core.index.find(k) for k in victim.keys}
+        copied = (k for k, at in found.items() if at is not None and at.segment != victim.number)
+        say(fd, "survived", (NUMBER_OF[k] for k in copied))
+
+    Roller.empty = emptied  # type: ignore[method-assign]
+    Roller._write_again = written_again  # type: ignore[method-assign]
 
 
-@contextmanager
-def _announce_files(fd: int) -> Iterator[None]:
+def tell_of_files(fd: int) -> None:
+    """From now on this process says which file is about to leave, and which got its name back."""
     replace = os.replace
 
     def told(old: Any, new: Any, **options: Any) -> None:
-        found = names.chunk_key(os.path.basename(old))
-        if found is not None and names.is_leaving(os.path.basename(new)):
-            say(fd, "leaving", [NUMBER_OF[found]])
+        before, after = os.path.basename(old), os.path.basename(new)
+        leaves, returns = names.chunk_key(before), names.chunk_key(after)
+        if leaves is not None and names.is_leaving(after):
+            say(fd, "leaving", [NUMBER_OF[leaves]])
         replace(old, new, **options)
+        if returns is not None and names.is_leaving(before):
+            say(fd, "survived", [NUMBER_OF[returns]])
 
     os.replace = told  # type: ignore[assignment]
-    yield
+
+
+TELL = {"files": tell_of_files, "log": tell_of_segments}
 
 
 @dataclass
@@ -141,7 +152,7 @@ class Told:
 
     stored: set[int] = field(default_factory=set)
     leaving: set[int] = field(default_factory=set)
-    """About to be evicted, and perhaps stored again elsewhere."""
+    """About to be evicted, and not said to have survived it."""
     gone: set[int] = field(default_factory=set)
     deleting: set[int] = field(default_factory=set)
     deleted: set[int] = field(default_factory=set)
@@ -149,7 +160,10 @@ class Told:
     def hear(self, line: str) -> str:
         """Take in one line; its first word."""
         what, *ns = line.split()
-        getattr(self, what).update(map(int, ns))
+        if what == "survived":
+            self.leaving.difference_update(map(int, ns))
+        else:
+            getattr(self, what).update(map(int, ns))
         return what
 
     @property
@@ -161,26 +175,33 @@ class Told:
 # -- a child --------------------------------------------------------------------------------------
 
 
-def spawn(module: str, *arguments: object) -> "subprocess.Popen[str]":
-    """``python -m module``, with our path."""
-    return subprocess.Popen(
+@contextmanager
+def running(module: str, *arguments: object) -> "Iterator[subprocess.Popen[str]]":
+    """``python -m module``, with our path; it ends with the body, and all that it forked."""
+    child = subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,
     )
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
 
 
 def kill_after(child: "subprocess.Popen[str]", stores: int, told: Told) -> None:
     """Kill it when it has said ``stored`` so often; hear it to its end."""
     assert child.stdout is not None
-    with child.stdout as lines:
-        for line in lines:
-            stores -= told.hear(line) == "stored"
-            if stores == 0:
-                child.send_signal(signal.SIGKILL)
+    for line in child.stdout:
+        stores -= told.hear(line) == "stored"
+        if stores == 0:
+            child.send_signal(signal.SIGKILL)
     assert child.wait(30) == -signal.SIGKILL, "it ended by itself"
 
 
@@ -189,11 +210,15 @@ def verify(
     root: Path,
     kept: set[int],
     removed: RemovalReport = lambda keys, reason: None,
+    among: Sequence[int] = NUMBERS,
     **options: Any,
 ) -> Any:
-    """Open what is left: nothing is lost, torn, wrong, uncounted or left over."""
+    """Open what is left: nothing is lost, torn, wrong, uncounted or left over.
+
+    ``among``: the chunks that were ever written.
+    """
     store = open_store(layout, root, removed, **options)
-    there = present(store)
+    there = present(store, among)
     assert kept <= there, f"lost {sorted(kept - there)}"
     assert wrong(store, there) == {}
     assert {e.key for e in store.scan()} == {key(n) for n in there}

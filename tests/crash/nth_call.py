@@ -1,11 +1,13 @@
-"""One life of a store, which ends at its n-th call to the system, for every n.
+"""One life of a store, which ends at its n-th call to the system.
 
-``python -m tests.crash.nth_call LAYOUT ROOT WHAT HOW STRIDE CALL ...``. WHAT: a whole ``life``, or
-the ``opening`` of what a killed one left. HOW: ``before`` the call, ``after`` it, or in the
-``middle``, when a write has put down a part. STRIDE: of n. This process has no threads and forks
-each life; what is left of it is verified, and lives on, in a fork as well.
+``python -m tests.crash.nth_call LAYOUT ROOT WHAT HOW FIRST STRIDE CALL ...``. WHAT: a whole
+``life``, or the ``opening`` of what a killed one left. HOW: ``before`` the call, ``after`` it, or
+in the ``middle``, when a write has put down a part. There is a life for n = FIRST, FIRST + STRIDE
+and so on, until one comes to its end; their number is printed. This process has no threads and
+forks each life; what is left of it is verified, and lives on, in a fork as well.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -17,6 +19,7 @@ from typing import Any
 from kvtiers.chunks import PAGE_BYTES, Key
 from tests.crash.crash_kit import (
     CAPACITY,
+    TELL,
     Told,
     key,
     open_telling,
@@ -29,6 +32,12 @@ from tests.crash.crash_kit import (
 
 FEW = CAPACITY // 2
 """Bytes: four segments of the least length. A life is short."""
+STEPS, REOPENED = 7, 4
+LATER, LAST = range(2000, 2004), range(2100, 2108)
+"""What is written to what a life left, and at the end."""
+WRITTEN = (*range(10 * STEPS), *LATER, *LAST)
+LEFT_AT = 50
+"""The write at which the life ends that is opened afterwards: it evicts already."""
 
 
 class Deadly:
@@ -47,7 +56,8 @@ class Deadly:
             if self._how == "middle":
                 self._do_a_part(name, real, args)
             elif self._how == "after":
-                real(*args, **kwargs)
+                with contextlib.suppress(OSError):
+                    real(*args, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError("it lives")
 
@@ -68,18 +78,19 @@ class Deadly:
 
 def live(layout: str, root: Path, fd: int) -> None:
     """Fill, evict, keep what is used, delete, close, open again, go on."""
+    TELL[layout](fd)
     store = open_telling(fd, layout, root, capacity_bytes=FEW)
     at = 0
-    for step in range(9):
-        if step == 5:
+    for step in range(STEPS):
+        if step == REOPENED:
             store.close()
             store = open_telling(fd, layout, root, capacity_bytes=FEW)
         for ns in (range(at, at + 7), range(at + 7, at + 10)):
             errors = write(store, ns)
             say(fd, "stored", [n for n, e in zip(ns, errors, strict=True) if e is None])
-        assert not wrong(store, [n for n in range(at, at + 3) if n in present(store)])
+        assert not wrong(store, present(store, range(at, at + 3)))
         store.touch([key(n) for n in range(at, at + 2)])
-        doomed = [n for n in (at + 1, at - 3) if n in present(store)]
+        doomed = present(store, (at + 1, max(0, at - 3)))
         say(fd, "deleting", doomed)
         store.delete([key(n) for n in doomed])
         say(fd, "deleted", doomed)
@@ -118,29 +129,33 @@ def live_on(layout: str, root: Path, told: Told, fd: int) -> None:
     """All is as it should be; the store goes on, and is killed again before it is closed."""
     lost: set[Key] = set()
     store = verify(
-        layout, root, told.kept, lambda keys, reason: lost.update(keys), capacity_bytes=FEW
+        layout,
+        root,
+        told.kept,
+        lambda keys, reason: lost.update(keys),
+        WRITTEN,
+        capacity_bytes=FEW,
     )
-    kept = present(store)
+    kept = present(store, WRITTEN)
     back = kept & (told.deleted | told.gone)
     assert not back, f"came back: {sorted(back)}"
-    new = list(range(2000, 2004))
-    assert write(store, new) == [None] * len(new)
-    say(fd, "stored", [n for n in (*kept, *new) if key(n) not in lost])
+    assert write(store, LATER) == [None] * len(LATER)
+    say(fd, "stored", [n for n in (*kept, *LATER) if key(n) not in lost])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rest(layout: str, root: Path, kept: set[int]) -> None:
     """It is opened twice more, and serves."""
-    verify(layout, root, kept, capacity_bytes=FEW).close()
-    store = verify(layout, root, kept, capacity_bytes=FEW)
-    new = list(range(2100, 2108))
-    assert write(store, new) == [None] * len(new)
-    assert wrong(store, new) == {}
+    verify(layout, root, kept, among=WRITTEN, capacity_bytes=FEW).close()
+    store = verify(layout, root, kept, among=WRITTEN, capacity_bytes=FEW)
+    assert write(store, LAST) == [None] * len(LAST)
+    assert wrong(store, LAST) == {}
     store.close()
 
 
 def open_again(layout: str, root: Path, fd: int) -> None:
     """What a killed one left is opened, counted and closed."""
+    TELL[layout](fd)
     store = open_telling(fd, layout, root, capacity_bytes=FEW)
     assert store.scan()
     store.close()
@@ -164,12 +179,12 @@ def die_at(
     return told, done
 
 
-def main(layout: str, root: str, what: str, how: str, stride: str, *calls: str) -> None:
+def main(layout: str, root: str, what: str, how: str, first: str, stride: str, *calls: str) -> None:
     left, before = Path(root) / "left", Told()
     if what == "opening":
-        n = {"files": 150, "log": 70}[layout]
-        before, _ = die_at(n, "before", ["pwritev"], lambda fd: live(layout, left, fd))
-    n, done = 1, False
+        before, done = die_at(LEFT_AT, "before", ["pwritev"], lambda fd: live(layout, left, fd))
+        assert not done, "nothing was left half-done"
+    n, lives, done = int(first), 0, False
     while not done:
         place = Path(root) / str(n)
         if what == "opening":
@@ -182,8 +197,8 @@ def main(layout: str, root: str, what: str, how: str, stride: str, *calls: str) 
         assert then.stored, f"life {n} found nothing"
         assert in_a_fork(lambda at=place, then=then: rest(layout, at, then.stored)) == 0, n
         shutil.rmtree(place)
-        n += int(stride)
-    os.write(1, f"{n}\n".encode())
+        n, lives = n + int(stride), lives + 1
+    os.write(1, f"{lives}\n".encode())
 
 
 if __name__ == "__main__":

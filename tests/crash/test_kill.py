@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.crash_kit import Told, kill_after, present, spawn, verify, write
+from tests.crash.crash_kit import Told, kill_after, present, running, verify, write
 
 KILLS = 8
 MOST_STORES = 60
@@ -25,8 +25,9 @@ def test_a_writer_is_killed_again_and_again(
     firsts = itertools.count(0, 4000 // KILLS)
     for _ in range(KILLS):
         told, first = Told(stored=before), next(firsts)
-        child = spawn("tests.crash.writer", layout, tmp_path / "kv", direct_io, fsync, first)
-        kill_after(child, dice.randint(1, MOST_STORES), told)
+        arguments = (layout, tmp_path / "kv", direct_io, fsync, first)
+        with running("tests.crash.writer", *arguments) as child:
+            kill_after(child, dice.randint(1, MOST_STORES), told)
         store = verify(layout, tmp_path / "kv", told.kept, **options)
         before = present(store)
         assert before <= told.stored | set(range(first, first + 4000 // KILLS)), "out of nowhere"

@@ -9,12 +9,13 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.crash.crash_kit import open_telling, say, write, wrong
+from tests.crash.crash_kit import TELL, open_telling, say, write, wrong
 
 THREADS = 4
 
 
 def main(layout: str, root: str, direct_io: str, fsync: str, first: str) -> None:
+    TELL[layout](1)
     store = open_telling(1, layout, Path(root), direct_io=direct_io, fsync=fsync == "True")
     store.scan()
     numbers = itertools.count(int(first), 3)

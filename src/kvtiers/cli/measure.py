@@ -148,8 +148,7 @@ def measure_tier(
     )
     try:
         driver, figures = JobDriver(tier, chunk, count), []
-        keys = [make_key(i.to_bytes(32, "big"), 0) for i in range(count)]
-        single = [make_key((count + i).to_bytes(32, "big"), 0) for i in range(min(count, _SAMPLES))]
+        keys, single = _keys(0, count), _keys(count, min(count, _SAMPLES))
         for kind, name in ((JobKind.STORE, "tier written"), (JobKind.LOAD, "tier read")):
             speed = driver.throughput(kind, keys, advance)
             samples = driver.latencies(kind, single)

@@ -1,9 +1,12 @@
 """``bench tier``: figures of the real thing, and nothing is left of it."""
 
+from collections import Counter
+
 import pytest
 
 from kvtiers.cli.measure import percentile
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.names import chunk_path
 from tests.unit.cli.cli_kit import good, kvtiers, only_files
 
 WORDS = ["--chunk-bytes", "64KiB", "--total-bytes", "4MiB"]
@@ -50,6 +53,22 @@ def test_a_bounded_tier_is_neither_filled_nor_asked(tier):
     before = tier.image()
     good(kvtiers("bench", "tier", f"{tier.url}?capacity=100KiB", *WORDS))
     assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
+
+
+@only_files
+def test_chunks_lie_spread_over_the_folders_as_those_of_engines_do(tier, monkeypatch):
+    stored = set()
+    write = FilesStore.write
+
+    def noted(store, items):
+        stored.update(item.key for item in items)
+        return write(store, items)
+
+    monkeypatch.setattr(FilesStore, "write", noted)
+    good(kvtiers("bench", "tier", tier.url, *WORDS))
+    per_folder = Counter(chunk_path(key).partition("/")[0] for key in stored)
+    assert per_folder.total() == 64 + 64, "those of the throughput, and one at a time"
+    assert max(per_folder.values()) <= 8
 
 
 @only_files

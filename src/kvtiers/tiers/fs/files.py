@@ -10,7 +10,6 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError, map_errors
@@ -23,6 +22,7 @@ from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.damaged import Damaged
 from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
 from kvtiers.tiers.fs.quarantine import put_aside
+from kvtiers.tiers.fs.quota import Eviction
 from kvtiers.tiers.fs.recency import Recency
 from kvtiers.tiers.fs.room import Room, Unbounded
 from kvtiers.tiers.fs.victims import Victims
@@ -30,8 +30,6 @@ from kvtiers.tiers.fs.workplace import DISK_IS_FULL, Workplace
 from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
-
-Eviction = Literal["own", "external"]
 
 _MAX_REOPENS = 8
 """How often one write makes the folder again while somebody clears it."""
@@ -246,10 +244,22 @@ class FilesStore:
         except BaseException:
             self._drop(temp, size)
             raise
-        if moved:
-            self._room.fill(size)
-        else:
+        if not moved:
             self._drop(temp, size)
+            return
+        self._room.fill(size)
+        if self._fsync:
+            self._sync(path, size)
+
+    def _sync(self, path: str, size: int) -> None:
+        """Wait until its name is on the device, or take it back: it would count as stored."""
+        try:
+            folders.sync_folder(os.path.dirname(path))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                self._room.freed(size)
+            raise
 
     def _drop(self, temp: str, size: int) -> None:
         with contextlib.suppress(OSError):
@@ -267,8 +277,6 @@ class FilesStore:
                 raise
             folders.make_folder(os.path.dirname(path), durable=self._fsync)
             os.replace(temp, path)
-        if self._fsync:
-            folders.sync_folder(os.path.dirname(path))
         return True
 
     def _read(self, item: Item) -> None:
@@ -335,15 +343,15 @@ class FilesStore:
         return 0.0 if key is None else self._recency.used_at(key)
 
     def _evicted(self, evicted: Sequence[str]) -> None:
-        keys = [self._key(name) for name in evicted if names.QUARANTINE not in name]
+        keys = map(self._key, evicted)
         self._context.on_removed([key for key in keys if key is not None], Reason.EVICTED)
 
     # -- small things ---------------------------------------------------------------------------
 
     def _key(self, name: str) -> Key | None:
         """The key of a chunk of this namespace by its file's name below the root."""
-        namespace, _, rest = name.partition("/")
-        return names.chunk_key(os.path.basename(rest)) if namespace == self._id else None
+        namespace, folder, file_name = name.split("/")
+        return names.key_at(folder, file_name) if namespace == self._id else None
 
     def _path(self, key: Key) -> str:
         return f"{self._folder}/{names.chunk_path(key)}"

@@ -33,6 +33,8 @@ from kvtiers.tiers.places import (
     unheard,
 )
 
+_CHUNK_DEPTH = 2
+"""Names on the way to a chunk in its namespace."""
 _OWN_PARTS = {names.TEMP: Part.TEMPORARY, names.QUARANTINE: Part.QUARANTINE}
 
 
@@ -77,18 +79,12 @@ class FilesPlace:
         return manifests.namespaces(self.root)
 
     def entries(self, namespace_id: str) -> Iterator[Entry]:
-        """Every file that is named as a chunk."""
-        for fan in self._scan(os.path.join(self.root, namespace_id)):
-            if names.is_fan(fan.name) and fan.is_dir(follow_symlinks=False):
-                yield from self._entries_in(fan.path)
-
-    def _entries_in(self, fan: str) -> Iterator[Entry]:
-        for found in self._scan(fan):
-            key = names.chunk_key(found.name)
-            if key is not None and f"{os.path.basename(fan)}/{found.name}" == names.chunk_path(key):
-                entry = _entry(key, found.path)
-                if entry is not None:
-                    yield entry
+        """Every file that lies where one of its name does, as ``scan`` of a store finds it."""
+        folder = os.path.join(self.root, namespace_id)
+        for key, found in names.chunk_files(folder, self._scan):
+            entry = _entry(key, found.path)
+            if entry is not None:
+                yield entry
 
     def _scan(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -210,8 +206,14 @@ class FilesPlace:
         capacity = self.capacity()
         if capacity is not None:
             return {"capacity_bytes": capacity}
-        if os.path.lexists(os.path.join(self.root, names.QUOTA)):
+        if read_quota(self.root).eviction == "external":
             return {"eviction": "external"}
+        account = os.path.join(self.root, names.QUOTA)
+        if os.path.lexists(account):
+            raise ConfigError(
+                f"{account} cannot be read, is damaged, or was never written by an engine, so that "
+                f"nobody knows the bound of {self.url}: add &capacity= to say it"
+            )
         raise ConfigError(f"{self.url} is new: add &capacity= to say how large it may become")
 
     def __repr__(self) -> str:
@@ -249,8 +251,7 @@ def _part_of(below: tuple[str, ...]) -> tuple[str, Part]:
     if len(below) == 1:
         return "", Part.OTHER if below[0] == names.QUOTA else Part.FOREIGN
     namespace, inside = below[0], below[1:]
-    key = names.chunk_key(inside[-1])
-    if key is not None and "/".join(inside) == names.chunk_path(key):
+    if len(inside) == _CHUNK_DEPTH and names.key_at(*inside) is not None:
         return namespace, Part.CHUNKS
     part = _OWN_PARTS.get(inside[0], Part.OTHER) if len(inside) > 1 else Part.OTHER
     return namespace, part

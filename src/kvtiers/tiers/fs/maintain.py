@@ -5,11 +5,11 @@ recency down to a size, and empty folders. It keeps to what engines keep to: the
 quota file while chunks leave, and the promises in the times of files.
 """
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from kvtiers.errors import map_errors
 from kvtiers.tiers.fs import names, quarantine, scratch, stamps, tree
@@ -175,15 +175,25 @@ class _Pass:
 
     def remove_empty_folders(self) -> None:
         gone = {name for name, _ in self.report.chunks}
+        remove = partial(self._would_remove_folder, gone) if self.dry_run else self._remove_folder
         for namespace in self.namespaces:
             for fan in sorted(filter(names.is_fan, os.listdir(os.path.join(self.root, namespace)))):
-                name = f"{namespace}/{fan}"
-                path = os.path.join(self.root, name)
-                with contextlib.suppress(OSError):  # it has something in it, or got something
-                    if not self.dry_run:
-                        os.rmdir(path)
-                    elif os.path.islink(path) or not gone.issuperset(
-                        f"{name}/{inside}" for inside in os.listdir(path)
-                    ):
-                        continue
-                    self.report.empty_folders.append(name)
+                if remove(f"{namespace}/{fan}"):
+                    self.report.empty_folders.append(f"{namespace}/{fan}")
+
+    def _remove_folder(self, name: str) -> bool:
+        """Whether it was empty, and is gone."""
+        try:
+            os.rmdir(os.path.join(self.root, name))
+        except OSError:  # it has something in it, or got something
+            return False
+        return True
+
+    def _would_remove_folder(self, gone: set[str], name: str) -> bool:
+        """Whether nothing is in it but what would have left."""
+        path = os.path.join(self.root, name)
+        try:
+            inside = os.listdir(path)
+        except OSError:  # gone, or not ours to see
+            return False
+        return not os.path.islink(path) and gone.issuperset(f"{name}/{below}" for below in inside)

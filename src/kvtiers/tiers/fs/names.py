@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from kvtiers.chunks import Key, key_digest, key_group, make_key
 
@@ -35,10 +35,21 @@ def chunk_key(file_name: str) -> Key | None:
     return make_key(bytes.fromhex(match[1]), int(match[2]))
 
 
+def key_at(folder: str, file_name: str) -> Key | None:
+    """The chunk whose file is ``folder/file_name`` of a namespace; None if it is no chunk's.
+
+    One in another folder than its name says is nobody's: no engine looks for it there.
+    """
+    key = chunk_key(file_name)
+    if key is None or chunk_path(key) != f"{folder}/{file_name}":
+        return None
+    return key
+
+
 def leaving(path: str) -> str | None:
-    """What the file of a chunk is called while it leaves; None if it is not named as a chunk."""
+    """What the file of a chunk is called while it leaves; None if it is no chunk's."""
     folder, name = os.path.split(path)
-    if chunk_key(name) is None or os.path.basename(folder) == QUARANTINE:
+    if key_at(os.path.basename(folder), name) is None:
         return None
     return os.path.join(folder, _LEAVING + name)
 
@@ -66,19 +77,21 @@ def namespaces(root: str) -> list[str]:
         return [e.name for e in entries if is_namespace(e.name) and e.is_dir(follow_symlinks=False)]
 
 
-def chunk_files(folder: str) -> Iterator[tuple[Key, os.DirEntry[str]]]:
-    """The chunks under a namespace's folder. What vanishes meanwhile is left out."""
-    for fan in _entries(folder):
-        if is_fan(fan.name):
-            for entry in _entries(fan.path):
-                key = chunk_key(entry.name)
-                if key is not None:
-                    yield key, entry
-
-
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             yield from entries
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return  # gone meanwhile, no folder, or another user's
+
+
+def chunk_files(
+    folder: str, listed: Callable[[str], Iterable[os.DirEntry[str]]] = _entries
+) -> Iterator[tuple[Key, os.DirEntry[str]]]:
+    """The chunks under a namespace's folder; ``listed`` gives what lies in one."""
+    for fan in listed(folder):
+        if is_fan(fan.name) and fan.is_dir(follow_symlinks=False):
+            for entry in listed(fan.path):
+                key = key_at(fan.name, entry.name)
+                if key is not None:
+                    yield key, entry

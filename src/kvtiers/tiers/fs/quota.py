@@ -11,11 +11,13 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from xxhash import xxh3_64_hexdigest
 
 from kvtiers.chunks import PAGE_BYTES
+
+Eviction = Literal["own", "external"]
 
 STATE_BYTES = PAGE_BYTES
 """What the quota file takes; it grows by this much when it has to."""
@@ -53,6 +55,8 @@ class Quota:
     """Wall-clock time up to which a maintenance pass may delete chunks at any moment."""
     stated: int | None = None
     """The capacity that ruled last, for whoever comes when no engine lives."""
+    eviction: Eviction | None = None
+    """Who saw to the bound last; None: no engine was here since the file was made."""
     members: dict[str, Member] = field(default_factory=dict)
 
     @property
@@ -81,6 +85,7 @@ class Quota:
             known = self.members[name] = Member(capacity)
         known.held = held
         self.stated = self.capacity
+        self.eviction = "external" if capacity is None else "own"
         self.free(freed)
 
     def leave(self, name: str) -> None:
@@ -142,6 +147,7 @@ class Quota:
             "counted_at": self.counted_at,
             "cleaning_until": self.cleaning_until,
             "stated": self.stated,
+            "eviction": self.eviction,
             "members": {name: [m.capacity, m.held] for name, m in sorted(self.members.items())},
         }
         body = json.dumps(state, separators=(",", ":")).encode()
@@ -182,9 +188,17 @@ def _quota(state: dict[str, Any]) -> Quota:
         float(state["counted_at"]),
         float(state["cleaning_until"]),
         _whole(state["stated"]),
+        _eviction(state["eviction"]),
         members,
     )
 
 
 def _whole(value: Any) -> int | None:
     return None if value is None else int(value)
+
+
+def _eviction(value: Any) -> Eviction | None:
+    if value not in ("own", "external", None):
+        raise ValueError(value)
+    found: Eviction | None = value
+    return found

@@ -82,7 +82,7 @@ class Room:
         self._hopeless_until: float | None = None
         self._said_stuck = False
         self._counting = threading.Lock()
-        self._turn = threading.Lock()
+        self._evicting = threading.Lock()
         """Held while files leave, so that two lanes do not evict for the same need."""
 
     def reserve(self, size: int) -> None:
@@ -94,7 +94,7 @@ class Room:
         if self._account.take(size):
             return
         while not self._account.take(size):
-            with self._turn:
+            with self._evicting:
                 if self._account.take(size):
                     break
                 if size > self._account.capacity - RESERVED_BYTES - STATE_BYTES:
@@ -126,14 +126,14 @@ class Room:
     def make_way(self, size: int) -> bool:
         """The disk is full below the capacity: evict ``size`` bytes; whether any left."""
         need = _Need(size, regardless=True)
-        with self._turn, contextlib.suppress(KVTiersError, OSError):
+        with self._evicting, contextlib.suppress(KVTiersError, OSError):
             self._make_room(need)
         return need.gone > 0
 
     def trim(self) -> None:
         """Count what is there, and evict what is above the capacity. Raises OSError."""
         self._account.count()
-        with self._turn, contextlib.suppress(KVTiersError):  # all that may leave has left
+        with self._evicting, contextlib.suppress(KVTiersError):  # all that may leave has left
             self._make_room(_Need(0))
 
     # -- making room ----------------------------------------------------------------------------

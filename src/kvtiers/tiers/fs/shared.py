@@ -42,13 +42,14 @@ class QuotaFile:
         self._clock = clock
         self._sleep = sleep
         self._fd: int | None = None
-        self._turn = threading.Lock()
+        self._ours = threading.Lock()
+        """Among our threads: the lock of the file is the process's."""
         self._peeked: tuple[bytes, Quota] = (b"", Quota())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Quota]:
         """The account, to be changed; written when the body ends without an exception."""
-        with self._turn:
+        with self._ours:
             fd = self._locked_file()
             try:
                 before = os.pread(fd, _MAX_BYTES, 0)
@@ -104,7 +105,7 @@ class QuotaFile:
 
     def close(self) -> None:
         """Let go of the file, which stays. Idempotent."""
-        with self._turn:
+        with self._ours:
             self._close()
 
     def _close(self) -> None:

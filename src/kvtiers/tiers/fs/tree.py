@@ -61,21 +61,21 @@ def candidates(root: str, namespaces: Iterable[str] | None = None) -> Iterator[l
 
 def quarantined(root: str, namespace: str) -> list[Candidate]:
     """The damaged chunks that were put aside."""
-    found = _chunks(root, f"{namespace}/{names.QUARANTINE}")
-    return [candidate._replace(stamp=0.0) for candidate in found]
+    return _chunks(root, f"{namespace}/{names.QUARANTINE}")
 
 
 def _chunks(root: str, folder: str) -> list[Candidate]:
+    """All that is named as a chunk, wherever it should lie: it counts, so it has to leave."""
     path, found = os.path.join(root, folder), []
     if os.path.islink(path):
         return []  # where it leads is not ours
     for entry in _entries(path):
-        left = names.is_leaving(entry.name)
-        if left or names.chunk_key(entry.name) is not None:
+        if names.is_leaving(entry.name) or names.chunk_key(entry.name) is not None:
             with contextlib.suppress(OSError):
                 if not _is_folder(entry):
                     info = entry.stat(follow_symlinks=False)
-                    stamp = 0.0 if left else info.st_mtime
+                    is_there = names.key_at(os.path.basename(folder), entry.name) is not None
+                    stamp = info.st_mtime if is_there else 0.0
                     found.append(Candidate(stamp, f"{folder}/{entry.name}", info.st_size))
     return found
 

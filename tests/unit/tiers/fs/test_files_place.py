@@ -9,8 +9,9 @@ from kvtiers.chunks import PAGE_BYTES, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.files_place import FilesPlace
+from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.quota import STATE_BYTES
-from kvtiers.tiers.places import Part
+from kvtiers.tiers.places import Aim, Part
 from tests.unit.tiers.fs.fs_kit import Folder, capacity, flip, write
 from tests.unit.tiers.tier_kit import CHUNK, LAYOUT, NAMESPACE, key, payload
 
@@ -163,6 +164,33 @@ def test_what_is_not_named_as_ours_is_no_chunk(folder, place):
     assert [f.id for f in place.namespaces()] == [NAMESPACE.id]
 
 
+def test_a_chunk_in_the_wrong_folder_is_nobodys_and_leaves_first(folder, place):
+    store = folder.open(capacity_bytes=capacity(3))
+    assert write(store, 1, 2) == [None, None]
+    astray = folder.root / NAMESPACE.id / "fe" / folder.file(1).name
+    astray.parent.mkdir()
+    shutil.copy(folder.file(1), astray)
+    assert {e.key for e in place.entries(NAMESPACE.id)} == {key(1), key(2)}
+    assert sorted(e.key for e in store.scan()) == [key(1), key(2)]
+    assert (NAMESPACE.id, Part.CHUNKS, 2) in [(u.namespace, u.part, u.files) for u in place.usage()]
+    assert store.used_bytes == folder.disk_bytes(), "it counts"
+    assert write(store, 3) == [None]
+    assert not astray.exists()
+    assert folder.removed == []
+    assert store.contains([key(1), key(2), key(3)]) == [True] * 3
+    store.close()
+
+
+def test_nor_does_a_maintenance_pass_take_a_chunk_for_it(folder, place):
+    stored(folder, 1, 2).close()
+    astray = folder.root / NAMESPACE.id / "fe" / folder.file(1).name
+    astray.parent.mkdir()
+    shutil.copy(folder.file(1), astray)
+    maintain(str(folder.root), Aim(max_bytes=folder.disk_bytes() - 1), pause=lambda seconds: None)
+    assert not astray.exists()
+    assert {e.key for e in place.entries(NAMESPACE.id)} == {key(1), key(2)}
+
+
 def test_every_byte_is_accounted_for(folder, place):
     store = stored(folder, 1, 2)
     flip(folder.file(2), -1)
@@ -245,6 +273,49 @@ def test_where_others_evict_its_store_leaves_it_to_them(folder, place):
     assert place.capacity() is None
     assert write(store, 1) == [None]
     store.close()
+
+
+def damage_account(root):
+    flip(root / names.QUOTA, 20)
+
+
+def clear_account(root):
+    (root / names.QUOTA).write_bytes(b"")
+
+
+def make_a_folder_of_the_account(root):
+    (root / names.QUOTA).unlink()
+    (root / names.QUOTA).mkdir()
+
+
+def have_maintenance_make_the_account(root):
+    (root / names.QUOTA).unlink()
+    report = maintain(str(root), Aim(max_bytes=0), pause=lambda seconds: None)
+    assert len(report.chunks) == 1
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        damage_account,
+        clear_account,
+        make_a_folder_of_the_account,
+        have_maintenance_make_the_account,
+    ],
+)
+def test_an_account_that_does_not_say_who_evicts_is_no_leave_to_write(folder, place, harm):
+    stored(folder, 1).close()
+    harm(folder.root)
+    with pytest.raises(ConfigError, match=r"quota .*nobody knows the bound of .*add &capacity="):
+        place.open_store(NAMESPACE, LAYOUT)
+
+
+def test_maintenance_leaves_it_at_external(folder, place):
+    store = folder.open(eviction="external")
+    assert write(store, 1) == [None]
+    store.close()
+    maintain(str(folder.root), Aim(max_bytes=0), pause=lambda seconds: None)
+    place.open_store(NAMESPACE, LAYOUT).close()
 
 
 def test_which_layout_lies_there(folder, tmp_path):

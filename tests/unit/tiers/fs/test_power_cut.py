@@ -113,3 +113,40 @@ def test_a_folder_whose_sync_fails_is_a_failed_write_or_start(
     store.close()
     with pytest.raises(ConfigError, match=r"root_dir is .* cannot write"):
         folder.open()
+
+
+def test_a_chunk_whose_name_is_not_synced_is_neither_stored_nor_uncounted(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder.open(fsync=True)
+    assert write(store, 1) == [None]  # the folder is there
+    before = store.used_bytes
+    with monkeypatch.context() as broken:
+        sync_of_folders_fails(broken, errno.EIO)
+        assert write(store, 2) == [Kind.IO]
+    assert store.contains([key(1), key(2)]) == [True, False]
+    assert store.used_bytes == before == folder.disk_bytes()
+    assert write(store, 2) == [None]
+    assert read(store, 2) == [payload(2)]
+    store.check()
+    store.close()
+
+
+def test_nor_where_that_name_cannot_be_taken_back(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder.open(fsync=True)
+    assert write(store, 1) == [None]
+    real = os.unlink
+
+    def unlink(path: str, **options: object) -> None:
+        if str(path).endswith(".kvc"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(path, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as broken:
+        sync_of_folders_fails(broken, errno.EIO)
+        broken.setattr(os, "unlink", unlink)
+        assert write(store, 2) == [Kind.IO]
+    assert store.used_bytes == folder.disk_bytes()
+    store.close()
