@@ -37,7 +37,7 @@ class TestLog(StoreLaws):
         core.files.write_pages(at.segment, at.page, bytes(whole[CHECKSUM.size :]))
         (checksum,) = CHECKSUM.unpack_from(whole)
         row = (name, at.page, at.pages * PAGE_BYTES, checksum)
-        core.index.put(at.segment, [row])
+        core.index.put(at.segment, core.pool.segments[at.segment].sequence, [row])
 
 
 class TestBufferedLog(TestLog):

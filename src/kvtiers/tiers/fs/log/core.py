@@ -10,7 +10,7 @@ from kvtiers.errors import Kind, KVTiersError, Retry, map_errors
 from kvtiers.tiers.base import StoreContext
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import Row
-from kvtiers.tiers.fs.log.index import LogIndex, Place
+from kvtiers.tiers.fs.log.index import Deletion, LogIndex, Place
 from kvtiers.tiers.fs.log.pool import Pool, Run, Segment, State
 from kvtiers.tiers.fs.log.segment import SegmentFiles, is_lost, padded
 
@@ -29,44 +29,76 @@ class LogCore:
         self.files = files
         self.pool = pool
         self.index = LogIndex()
-        self.deletions: deque[Key] = deque()
+        self.deletions: deque[Deletion] = deque()
         """Chunks that are gone, which the log does not say yet."""
         self.lock = threading.Lock()
 
     def take_place(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
         """Room in the active segment for at least the first of ``wanted``; ``append`` follows."""
         with self.lock:
-            active = self.pool.active
-            run = None if active is None else active.allocate(wanted)
-            if active is None or run is None:
-                return None
-            active.writes += 1
-            return active, run
+            return self._take(wanted)
+
+    def take_place_again(
+        self, copies: Sequence[tuple[Key, memoryview]]
+    ) -> tuple[Sequence[tuple[Key, memoryview]], tuple[Segment, Run] | None]:
+        """Those whose chunk is not deleted meanwhile, and room for the first of them.
+
+        Decided at one moment: a chunk that is written anew after its deletion comes behind its
+        copy, and outlives that the copy is deleted.
+        """
+        with self.lock:
+            there = [copy for copy in copies if copy[0] in self.index]
+            return there, self._take([(key, payload.nbytes) for key, payload in there])
+
+    def _take(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
+        active = self.pool.active
+        run = None if active is None else active.allocate(wanted)
+        if active is None or run is None:
+            return None
+        active.writes += 1
+        return active, run
 
     def append(
         self,
         segment: Segment,
         run: Run,
         payloads: Sequence[memoryview],
-        moved_from: Sequence[Place] = (),
+        moved: bool = False,
     ) -> KVTiersError | None:
         """Write a run to its place and make it visible; all of it, or nothing.
 
-        ``moved_from``: where its chunks lay until now; one that is there no more is not made
-        visible, and written down as deleted.
+        ``moved``: these are copies. One whose chunk is there no more is not made visible, and
+        written down as deleted.
         """
+        return self._append(segment, run.page, run.rows, payloads, moved)
+
+    def append_deletions(
+        self, segment: Segment, run: Run, gone: Sequence[Deletion]
+    ) -> KVTiersError | None:
+        """Write a run of deletions to its place."""
+        rows = [
+            (key, page, 0, position)
+            for (key, page, _, _), (_, position) in zip(run.rows, gone, strict=True)
+        ]
+        return self._append(segment, run.page, rows, [], False)
+
+    def _append(
+        self,
+        segment: Segment,
+        page: int,
+        rows: Sequence[Row],
+        payloads: Sequence[memoryview],
+        moved: bool,
+    ) -> KVTiersError | None:
         try:
             bodies = [padded(payload) for payload in payloads]
-            rows = [
-                (key, page, nbytes, fmt.checksum(self.namespace, key, body))
-                for (key, page, nbytes, _), body in zip(run.rows, bodies, strict=True)
-            ]
+            rows = self._vouched_for(rows, bodies) if bodies else rows
             head = self.files.scratch(fmt.pack_head(rows, segment.sequence))
-            self.files.write(segment.number, run.page, [head, *(b for b in bodies if b.nbytes)])
+            self.files.write(segment.number, page, [head, *bodies])
             with self.lock:
                 segment.wrote(rows)
-                there = self._still_there(rows, moved_from) if moved_from else rows
-                self.index.put(segment.number, [row for row in there if row[2]])
+                there = self._still_there(rows, segment.sequence) if moved else rows
+                self.index.put(segment.number, segment.sequence, there)
         except OSError as e:
             if is_lost(e):
                 with self.lock:
@@ -76,13 +108,19 @@ class LogCore:
             self._end_write(segment)
         return None
 
-    def _still_there(self, rows: Sequence[Row], moved_from: Sequence[Place]) -> list[Row]:
+    def _vouched_for(self, rows: Sequence[Row], bodies: Sequence[memoryview]) -> list[Row]:
+        return [
+            (key, page, nbytes, fmt.checksum(self.namespace, key, body))
+            for (key, page, nbytes, _), body in zip(rows, bodies, strict=True)
+        ]
+
+    def _still_there(self, rows: Sequence[Row], sequence: int) -> list[Row]:
         there = []
-        for row, at in zip(rows, moved_from, strict=True):
-            if self.index.find(row[0]) == at:
+        for row in rows:
+            if row[0] in self.index:
                 there.append(row)
             else:
-                self.deletions.append(row[0])
+                self.deletions.append((row[0], fmt.position(sequence, row[1])))
         return there
 
     def _end_write(self, segment: Segment) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.tiers.fs.log.format import MAX_SEGMENT_PAGES, Row
+from kvtiers.tiers.fs.log.format import MAX_SEGMENT_PAGES, Row, position
 
 _CHECKSUM_BITS = 64
 _PAGE_BITS = MAX_SEGMENT_PAGES.bit_length() - 1
@@ -35,6 +35,10 @@ def _unpack(packed: int) -> Place:
     return Place(packed >> _CHECKSUM_BITS, page, pages, packed & ((1 << _CHECKSUM_BITS) - 1))
 
 
+Deletion = tuple[Key, int]
+"""A chunk that is gone, and the position of its last row that this is said of."""
+
+
 class LogIndex:
     """Key -> place, and whether it was used there.
 
@@ -43,6 +47,8 @@ class LogIndex:
 
     def __init__(self) -> None:
         self._places: dict[Key, int] = {}
+        self._sequences: dict[int, int] = {}
+        """Of the present use of each segment."""
 
     def __contains__(self, key: Key) -> bool:
         return key in self._places
@@ -55,15 +61,25 @@ class LogIndex:
         packed = self._places.get(key)
         return None if packed is None else _unpack(packed)
 
-    def put(self, segment: int, rows: Iterable[Row]) -> None:
-        """These rows of ``segment`` are what holds for their keys; no bytes: no chunk."""
+    def put(self, segment: int, sequence: int, rows: Iterable[Row]) -> None:
+        """Take in rows of this use of ``segment``, in whatever order they were completed.
+
+        Of two places of a chunk the later one holds; a deletion leaves what is later than it.
+        """
+        self._sequences[segment] = sequence
         places, base = self._places, segment << _CHECKSUM_BITS
         for key, page, nbytes, checksum in rows:
-            if nbytes:
+            known = places.get(key)
+            if not nbytes:
+                if known is not None and self._position(known) <= checksum:
+                    del places[key]
+            elif known is None or self._position(known) <= position(sequence, page):
                 pages = -(-nbytes // PAGE_BYTES)
                 places[key] = (((base | checksum) << _PAGE_BITS | page) << _PAGES_BITS | pages) << 1
-            else:
-                places.pop(key, None)
+
+    def _position(self, packed: int) -> int:
+        at = _unpack(packed)
+        return position(self._sequences[at.segment], at.page)
 
     def use(self, keys: Iterable[Key]) -> None:
         """These were used. Unknown keys are ignored."""
@@ -77,17 +93,14 @@ class LogIndex:
         """Whether the chunk was used since it was written to its place."""
         return bool(self._places.get(key, 0) & _USED)
 
-    def drop(self, keys: Iterable[Key]) -> list[Key]:
-        """Forget these; returns those that were known."""
-        places = self._places
-        return [key for key in keys if places.pop(key, None) is not None]
+    def drop(self, keys: Iterable[Key]) -> list[Deletion]:
+        """Forget these; returns those that were known, and up to where that forgets them."""
+        gone = ((key, self._places.pop(key, None)) for key in keys)
+        return [(key, self._position(packed)) for key, packed in gone if packed is not None]
 
-    def drop_at(self, key: Key, place: Place) -> bool:
-        """Forget ``key`` if it lies there; whether it did."""
-        if self.find(key) != place:
-            return False
-        del self._places[key]
-        return True
+    def drop_at(self, key: Key, place: Place) -> list[Deletion]:
+        """Forget ``key`` if it lies there."""
+        return self.drop([key]) if self.find(key) == place else []
 
     def items(self) -> Iterator[tuple[Key, Place]]:
         """All chunks and where they lie, as they are now."""

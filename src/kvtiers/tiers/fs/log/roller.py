@@ -215,19 +215,20 @@ class Roller:
                 return True
         except OSError:
             return True
-        whole = []
+        sound: list[tuple[Key, memoryview]] = []
         for at, key in run:
             start = (at.page - first.page) * PAGE_BYTES
             payload = buffer[start : start + at.pages * PAGE_BYTES]
             if fmt.checksum(core.namespace, key, payload) == at.checksum:
-                whole.append((key, payload, at))
+                sound.append((key, payload))
+        whole: Sequence[tuple[Key, memoryview]] = sound
         while whole:
-            found = core.take_place([(key, payload.nbytes) for key, payload, _ in whole])
+            whole, found = core.take_place_again(whole)
             if found is None:
-                return False
+                return not whole
             segment, written = found
             part, whole = whole[: len(written.rows)], whole[len(written.rows) :]
-            _, payloads, places = zip(*part, strict=True)
-            if core.append(segment, written, payloads, places) is not None:
+            payloads = [payload for _, payload in part]
+            if core.append(segment, written, payloads, moved=True) is not None:
                 return False
         return True

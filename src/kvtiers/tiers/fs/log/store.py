@@ -20,7 +20,7 @@ from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import ownership, recovery
 from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import Header, Row
-from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.index import Deletion, Place
 from kvtiers.tiers.fs.log.pool import Pool, Segment, State
 from kvtiers.tiers.fs.log.reading import read_items
 from kvtiers.tiers.fs.log.roller import Roller
@@ -128,7 +128,7 @@ class LogStore:
     def _take_in(self, segment: Segment, header: Header) -> list[Row]:
         rows, sealed = recovery.rows_of(self._core.files, segment.number, header)
         segment.take_in(rows)
-        self._core.index.put(segment.number, rows)
+        self._core.index.put(segment.number, header.sequence, rows)
         if not sealed:
             with contextlib.suppress(OSError):  # then it is looked through again next time
                 self._core.write_table(segment, rows)
@@ -266,22 +266,21 @@ class LogStore:
     def _flush_deletions(self) -> None:
         """Write down that chunks are gone, so that they do not come back when it is opened."""
         while gone := self._some_deleted():
-            while gone:
-                segment, run = self._roller.place([(key, 0) for key in gone])
-                nothing = [memoryview(b"")] * len(run.rows)
-                error = self._core.append(segment, run, nothing)
+            try:
+                segment, run = self._roller.place([(key, 0) for key, _ in gone])
+                part, gone = gone[: len(run.rows)], gone[len(run.rows) :]
+                error = self._core.append_deletions(segment, run, part)
                 if error is not None:
+                    gone = part + gone
                     raise error
-                gone = gone[len(run.rows) :]
+            finally:
+                with self._core.lock:
+                    self._core.deletions.extendleft(reversed(gone))
 
-    def _some_deleted(self) -> list[Key]:
-        gone: list[Key] = []
-        with contextlib.suppress(IndexError):
-            while len(gone) < fmt.MAX_ROWS:
-                key = self._core.deletions.popleft()
-                if key not in self._core.index:  # else it was written again meanwhile
-                    gone.append(key)
-        return gone
+    def _some_deleted(self) -> list[Deletion]:
+        with self._core.lock:
+            deletions = self._core.deletions
+            return [deletions.popleft() for _ in range(min(len(deletions), fmt.MAX_ROWS))]
 
     def _end_read(self, number: int) -> None:
         core = self._core
@@ -304,9 +303,8 @@ class LogStore:
             if error is None or error.kind not in (Kind.VANISHED, Kind.CORRUPT):
                 continue
             with self._core.lock:
-                known = at is not None and self._core.index.drop_at(item.key, at)
-            if known:
-                self._core.deletions.append(item.key)
+                known = [] if at is None else self._core.index.drop_at(item.key, at)
+                self._core.deletions.extend(known)
             if error.kind is Kind.VANISHED:
                 gone[Reason.VANISHED].append(item.key)
             elif known:

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from kvtiers.chunks import PAGE_BYTES, Namespace
-from kvtiers.errors import ConfigError, Kind
+from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.files import FilesStore
@@ -168,6 +168,49 @@ def test_what_was_written_again_after_it_was_deleted_is_there(log):
     write(store, 1)
     store.close()
     assert read(log.open(), 1) == [payload(1)]
+
+
+@pytest.mark.parametrize("leave", ["close", "kill"])
+@pytest.mark.parametrize("written", ["between", "around"])
+def test_a_deletion_does_not_reach_what_is_written_before_it_is_written_down(
+    log, monkeypatch, leave, written
+):
+    """Its row lies behind the newer chunk, which was whole before it, or is whole after it."""
+    store = log.open()
+    write(store, 1)
+    find_room, open_writes = store._roller.place, []
+
+    def meanwhile(wanted):
+        monkeypatch.undo()
+        if written == "between":
+            write(store, 1)
+        else:
+            open_writes.append(store._core.take_place([(key(1), CHUNK)]))
+        return find_room(wanted)
+
+    monkeypatch.setattr(store._roller, "place", meanwhile)
+    store.delete([key(1)])
+    for room in open_writes:
+        assert store._core.append(*room, [filled(1)]) is None
+    assert read(store, 1) == [payload(1)]
+    store.close() if leave == "close" else kill(store)
+    assert read(log.open(), 1) == [payload(1)]
+
+
+def test_a_deletion_that_could_not_be_written_down_is_so_later(log, monkeypatch):
+    store = log.open()
+    write(store, 1, 2)
+
+    def broken(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SegmentFiles, "_write", broken)
+        with pytest.raises(KVTiersError):
+            store.delete([key(1)])
+    write(store, 3)
+    kill(store)
+    assert held(log.open(), [1, 2, 3]) == [2, 3]
 
 
 def test_what_was_found_damaged_stays_away(log):
