@@ -42,7 +42,9 @@ class Roller:
         """Held by the lane that makes another segment the active one."""
         self._touched: deque[Key] = deque(maxlen=_MAX_TOUCHED)
         self._no_growth_until = 0.0
-        self._said_cannot_grow = False
+        self._said_cannot_grow = self._said_cannot_remove = False
+        self._evicted: deque[Key] = deque()
+        """Chunks that left and were not reported yet."""
 
     def touch(self, keys: Sequence[Key]) -> None:
         """These were used. Never waits."""
@@ -72,27 +74,36 @@ class Roller:
 
     def _roll(self, seen: Segment | None) -> None:
         """Make another segment the active one, unless that was done meanwhile."""
+        core, last = self._core, False
+        try:
+            with self._rolling:
+                if core.pool.active is not seen:
+                    return
+                following = self._begin_another()
+                with core.lock:
+                    core.pool.active = following
+                    if seen is not None:
+                        seen.to(State.FULL)
+                        last = not seen.writes
+                self.prepare()
+        finally:
+            self.report()
+            if seen is not None and last:
+                core.seal(seen)
+
+    def _begin_another(self) -> Segment:
         core = self._core
-        with self._rolling:
-            if core.pool.active is not seen:
-                return
-            following = self._spare()
-            header = Header(
-                core.pool.next_sequence(),
-                following.nbytes,
-                core.context.wall_clock(),
-                core.context.namespace.id,
-            )
-            self._write_header(following, header)
-            with core.lock:
-                following.begin(header.sequence, header.created_at)
-                core.pool.active = following
-                if seen is not None:
-                    seen.to(State.FULL)
-                last = seen is not None and not seen.writes
-            self.prepare()
-        if seen is not None and last:
-            core.seal(seen)
+        following = self._spare()
+        header = Header(
+            core.pool.next_sequence(),
+            following.nbytes,
+            core.context.wall_clock(),
+            core.context.namespace.id,
+        )
+        self._write_header(following, header)
+        with core.lock:
+            following.begin(header.sequence, header.created_at)
+        return following
 
     def _write_header(self, segment: Segment, header: Header) -> None:
         core = self._core
@@ -112,6 +123,7 @@ class Roller:
             if victim is None:
                 raise self._core.full("every segment is in use")
             self.empty(victim)
+            self._try_to_remove_misfits()
         return spare
 
     def _grow(self) -> Segment | None:
@@ -153,6 +165,7 @@ class Roller:
             if victim is None:
                 return
             self.empty(victim, survive=True)
+            self._try_to_remove_misfits()
             if victim.state is State.DRAINING:  # somebody reads from it yet
                 return
 
@@ -172,18 +185,38 @@ class Roller:
             victim.clear()
             if not victim.reads:
                 victim.to(State.FREE)
-        self.remove_misfits()
+        self._evicted.extend(evicted)
+
+    def report(self) -> None:
+        """Say what was evicted since the last time; the listener is not waited for by others."""
+        evicted = []
+        with contextlib.suppress(IndexError):
+            while True:
+                evicted.append(self._evicted.popleft())
         if evicted:
-            core.context.on_removed(evicted, Reason.EVICTED)
+            self._core.context.on_removed(evicted, Reason.EVICTED)
 
     def remove_misfits(self) -> None:
-        """Delete what holds nothing and is of no use, so that the log may grow instead."""
+        """Delete what holds nothing and is of no use, so that the log may grow instead.
+
+        Raises OSError; what could not be deleted is counted on.
+        """
         core = self._core
-        for segment in core.pool.misfits():
+        with core.lock:
+            misfits = core.pool.misfits()
+        for segment in misfits:
             core.files.remove(segment.number)
             with core.lock:
                 core.pool.forget(segment)
             self._no_growth_until = 0.0
+
+    def _try_to_remove_misfits(self) -> None:
+        try:
+            self.remove_misfits()
+        except OSError as e:
+            if not self._said_cannot_remove:
+                self._said_cannot_remove = True
+                _log.warning("%s cannot be made smaller: %s", self._core.files.folder, e)
 
     def _erase(self, victim: Segment) -> None:
         """Nobody finds anything in it any more: what it holds may have been deleted elsewhere."""

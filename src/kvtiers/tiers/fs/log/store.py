@@ -96,6 +96,17 @@ class LogStore:
         pool = _sized(self._context, room, [n for _, n, header in found if header])
         self._core = LogCore(self._context, files, pool)
         self._roller = Roller(self._core)
+        try:
+            self._take_over(files, found)
+        finally:
+            self._roller.report()
+        if direct_io == "on" and not files.direct:
+            raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
+
+    def _take_over(
+        self, files: SegmentFiles, found: Sequence[tuple[int, int, Header | None]]
+    ) -> None:
+        pool = self._core.pool
         own, rows = self._find_segments(found), []
         for segment, header in own:
             rows = self._take_in(segment, header)
@@ -107,8 +118,6 @@ class LogStore:
                 self._roller.prepare()
         for number in list(pool.segments)[:1]:
             files.header(number)  # which also tells whether O_DIRECT works here
-        if direct_io == "on" and not files.direct:
-            raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
 
     def _find_segments(
         self, found: Iterable[tuple[int, int, Header | None]]
@@ -140,6 +149,7 @@ class LogStore:
         self._roller.remove_misfits()
         while pool.used_bytes > pool.capacity_bytes and (victim := pool.victim()) is not None:
             self._roller.empty(victim)
+            self._roller.remove_misfits()
 
     def _resume(self, last: Segment, rows: Sequence[Row]) -> None:
         """Go on where the last owner stopped: the table of the segment is not the last word."""
@@ -172,16 +182,18 @@ class LogStore:
                 self._give_up()
 
     def _give_up(self) -> None:
-        with contextlib.suppress(KVTiersError):
-            self._flush_deletions()
-        core = self._core
-        with core.lock:
-            active, core.pool.active = core.pool.active, None
+        try:
+            with contextlib.suppress(KVTiersError):
+                self._flush_deletions()
+            core = self._core
+            with core.lock:
+                active, core.pool.active = core.pool.active, None
+                if active is not None:
+                    active.to(State.FULL)
             if active is not None:
-                active.to(State.FULL)
-        if active is not None:
-            core.seal(active)
-        self._ownership.close()
+                core.seal(active)
+        finally:
+            self._ownership.close()
 
     # -- the contract ---------------------------------------------------------------------------
 

@@ -420,3 +420,74 @@ def test_the_manifest_of_the_namespace_is_held_against_the_engine(log):
     (log.root / NAMESPACE.id / "manifest.json").write_text("{}")
     with pytest.raises(ConfigError, match="disagrees"):
         log.open()
+
+
+def misfit_log(log):
+    """A log whose segments are of another length than those that it makes from now on."""
+    store = log.open(capacity_bytes=2 * CAPACITY)
+    ns = fill(store, segments=2 * SEGMENTS - 1)
+    store.close()
+    return ns
+
+
+def refuse_to_remove(monkeypatch):
+    def refused(self, number):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(SegmentFiles, "remove", refused)
+
+
+def test_a_segment_that_cannot_be_removed_costs_no_report_and_no_write(log, monkeypatch, caplog):
+    store = log.open()
+    ns = fill(store, segments=SEGMENTS)
+    store._core.pool.segment_bytes += PAGE_BYTES  # as after another capacity
+    refuse_to_remove(monkeypatch)
+    for n in range(1000, 1100):
+        store.write([Item(key(n), filled(n))])
+    ns += range(1000, 1100)
+    assert [n for n in ns if n in log.gone()]
+    assert [n for n in held(store, ns) if n in log.gone()] == []
+    assert len([r for r in caplog.records if "cannot be made smaller" in r.message]) == 1
+
+
+def test_a_log_that_cannot_be_made_smaller_is_not_opened_and_evicts_no_more_for_it(
+    log, monkeypatch
+):
+    ns = misfit_log(log)
+    with monkeypatch.context() as patched:
+        refuse_to_remove(patched)
+        with pytest.raises(ConfigError, match="Operation not permitted"):
+            log.open()
+    log.removed.clear()
+    assert len(held(log.open(capacity_bytes=2 * CAPACITY), ns)) >= len(ns) // 2
+
+
+def test_the_folder_is_given_up_whatever_goes_wrong(log, monkeypatch):
+    store = log.open()
+    write(store, 1)
+
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._core, "seal", broken)
+        with pytest.raises(RuntimeError):
+            store.close()
+    assert read(log.open(), 1) == [payload(1)]
+
+
+def test_evictions_are_told_while_others_may_change_segments(log):
+    store = log.open()
+    free = []
+
+    class Told(list):
+        def __iadd__(self, more):
+            free.append(store._roller._rolling.acquire(blocking=False))
+            if free[-1]:
+                store._roller._rolling.release()
+            return super().__iadd__(more)
+
+    log.removed = Told()
+    fill(store, segments=2 * SEGMENTS)
+    assert free
+    assert all(free)
