@@ -10,7 +10,7 @@ from kvtiers.errors import Kind, KVTiersError, Retry, map_errors
 from kvtiers.tiers.base import StoreContext
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import Row
-from kvtiers.tiers.fs.log.index import Deletion, LogIndex, Place
+from kvtiers.tiers.fs.log.index import Deletion, LogIndex
 from kvtiers.tiers.fs.log.pool import Pool, Run, Segment, State
 from kvtiers.tiers.fs.log.segment import SegmentFiles, is_lost, padded
 

@@ -12,8 +12,8 @@ Head and table are lists of rows - key, page of the payload, bytes, checksum - u
 sequence number and the XXH3-64 of the rows. No bytes: the chunk was deleted, and in the place of
 the checksum stands the last position that is meant: what was written later counts. The checksum is
 the XXH3-64 of the payload's pages, seeded with that of namespace and key: bytes of another chunk
-never pass for this one. The sequence number grows with every use of a segment, so that what an earlier
-use left behind is never taken for a part of this one.
+never pass for this one. The sequence number grows with every use of a segment, so that what an
+earlier use left behind is never taken for a part of this one.
 """
 
 import struct
@@ -30,6 +30,8 @@ VERSION = 1
 FIRST_PAGE = 1
 MAX_SEGMENT_PAGES = 1 << 19
 """2 GiB: a place in the index stays a small number."""
+MAX_CHUNK_PAGES = (1 << 18) - 1
+"""A page less than 1 GiB, for the same reason."""
 MAX_ROWS = 256
 """Of a run: so many payloads go into one vectored call."""
 

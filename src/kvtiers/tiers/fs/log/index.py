@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.tiers.fs.log.format import MAX_SEGMENT_PAGES, Row, position
+from kvtiers.tiers.fs.log.format import MAX_CHUNK_PAGES, MAX_SEGMENT_PAGES, Row, position
 
 _CHECKSUM_BITS = 64
 _PAGE_BITS = MAX_SEGMENT_PAGES.bit_length() - 1
-_PAGES_BITS = 18
+_PAGES_BITS = MAX_CHUNK_PAGES.bit_length()
 _USED = 1
 """The chunk was used since it was written to this place."""
-MAX_CHUNK_PAGES = (1 << _PAGES_BITS) - 1
 
 
 class Place(NamedTuple):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.tiers.fs.log.format import (
     FIRST_PAGE,
+    MAX_CHUNK_PAGES,
     MAX_ROWS,
     Row,
     end_of,
@@ -156,8 +157,8 @@ class Pool:
     def __init__(self, capacity_bytes: int, segment_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.segment_bytes = segment_bytes
-        self.largest = segment_bytes - fits(0, 1)
-        """Bytes of the largest payload that a segment has room for."""
+        self.largest = min(segment_bytes - fits(0, 1), MAX_CHUNK_PAGES * PAGE_BYTES)
+        """Bytes of the largest payload that a segment has room for, and the index a number."""
         self.segments: dict[int, Segment] = {}
         self.active: Segment | None = None
         self._sequence = 0

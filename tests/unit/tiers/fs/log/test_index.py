@@ -3,30 +3,45 @@
 import itertools
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtiers.chunks import PAGE_BYTES
 from kvtiers.tiers.fs.log.format import MAX_SEGMENT_PAGES, pages_of, position
 from kvtiers.tiers.fs.log.index import LogIndex, Place
+from kvtiers.tiers.fs.log.pool import Pool
 from tests.unit.tiers.tier_kit import key
+
+LONGEST_SEGMENT = MAX_SEGMENT_PAGES * PAGE_BYTES
+LARGEST = Pool(LONGEST_SEGMENT, LONGEST_SEGMENT).largest
+"""Bytes: what a store takes at most."""
 
 
 @given(
     st.integers(0, 1 << 20),
     st.integers(1, MAX_SEGMENT_PAGES - 1),
-    st.integers(1, 1 << 30),
+    st.integers(1, LARGEST),
     st.integers(0, (1 << 64) - 1),
     st.booleans(),
 )
 def test_a_place_comes_back_whatever_it_is(segment, page, nbytes, checksum, used):
     index = LogIndex()
-    nbytes = min(nbytes, ((1 << 18) - 1) * 4096)
     index.put(segment, 1, [(key(1), page, nbytes, checksum)])
     if used:
         index.use([key(1), key(2)])
     assert index.find(key(1)) == Place(segment, page, pages_of(nbytes), checksum)
     assert index.was_used(key(1)) is used
     index.check()
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 30, (1 << 30) + (1 << 20), LONGEST_SEGMENT])
+def test_what_a_pool_takes_the_index_can_say(segment_bytes):
+    index = LogIndex()
+    largest = Pool(segment_bytes, segment_bytes).largest
+    assert largest < segment_bytes
+    index.put(3, 1, [(key(1), 9, largest, 5)])
+    assert index.find(key(1)) == Place(3, 9, pages_of(largest), 5)
 
 
 def test_a_place_takes_no_more_than_it_should():
