@@ -41,10 +41,16 @@ def segment_bytes_for(capacity_bytes: int, chunk_bytes: int) -> int:
 
     Longer where there would be above 4096, or a segment held fewer than four chunks.
     """
-    least = fmt.fits(fmt.pages_of(chunk_bytes), LEAST_CHUNKS)
+    least = least_segment_bytes(chunk_bytes)
     fit = max(least, min(capacity_bytes // _SEGMENTS, _MOST_SEGMENT_BYTES))
-    fit = max(fit, capacity_bytes // _MAX_SEGMENTS)
-    return min(fit // PAGE_BYTES, fmt.MAX_SEGMENT_PAGES) * PAGE_BYTES
+    fit = min(max(fit, capacity_bytes // _MAX_SEGMENTS), fmt.MAX_SEGMENT_PAGES * PAGE_BYTES)
+    return fit // PAGE_BYTES * PAGE_BYTES
+
+
+def least_segment_bytes(chunk_bytes: int) -> int:
+    """The shortest segment that there is for such chunks: four of them, or as many as go in."""
+    least = fmt.fits(fmt.pages_of(chunk_bytes), LEAST_CHUNKS)
+    return min(least, fmt.MAX_SEGMENT_PAGES * PAGE_BYTES)
 
 
 class LogStore:
@@ -77,7 +83,9 @@ class LogStore:
             raise folders.unusable(self._root, e) from e
         try:
             capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
-            self._open(capacity, direct_io, fsync)
+            stated = "capacity_fraction" if capacity_bytes is None else "capacity_bytes"
+            self._open(capacity, stated, direct_io, fsync)
+            self._ownership.keep_capacity(capacity)
         except OSError as e:
             self._ownership.close()
             raise folders.unusable(self._root, e) from e
@@ -87,13 +95,15 @@ class LogStore:
 
     # -- opening and closing --------------------------------------------------------------------
 
-    def _open(self, capacity_bytes: int, direct_io: DirectIO, fsync: bool) -> None:
+    def _open(self, capacity_bytes: int, stated: str, direct_io: DirectIO, fsync: bool) -> None:
         ownership.open_namespace(self._root, self._context.namespace)
         files = SegmentFiles(self._ownership.folder, direct_io, fsync)
-        room = capacity_bytes - ownership.other_bytes(self._root)
+        others = ownership.other_bytes(self._root)
         files.restore_lengths()
         found = list(recovery.headers(files))
-        pool = _sized(self._context, room, [n for _, n, header in found if header])
+        chunk = self._context.layout.slot_bytes
+        _refuse_too_little(stated, capacity_bytes, others, chunk)
+        pool = _sized(capacity_bytes - others, chunk, [n for _, n, header in found if header])
         self._core = LogCore(self._context, files, pool)
         self._roller = Roller(self._core)
         try:
@@ -358,17 +368,27 @@ class LogStore:
         return f"<LogStore {self._root}: {self._core}>"
 
 
-def _sized(context: StoreContext, room: int, lengths: Iterable[int]) -> Pool:
+def _refuse_too_little(stated: str, capacity_bytes: int, others: int, chunk_bytes: int) -> None:
+    """Raise ConfigError, naming the option that was stated, for less than a log needs."""
+    largest = Pool(0, fmt.MAX_SEGMENT_PAGES * PAGE_BYTES).largest
+    require(
+        chunk_bytes <= largest,
+        "layout",
+        f'is "log", which takes no chunks above {largest} bytes, and they have up to '
+        f"{chunk_bytes}: use layout files, or smaller chunks",
+    )
+    needed = LEAST_SEGMENTS * least_segment_bytes(chunk_bytes) + others
+    require(
+        capacity_bytes >= needed,
+        stated,
+        f"gives the log {capacity_bytes} bytes, too little for {LEAST_SEGMENTS} segments of "
+        f"{LEAST_CHUNKS} chunks and {others} bytes of manifests: give at least {needed} bytes",
+    )
+
+
+def _sized(room: int, chunk_bytes: int, lengths: Iterable[int]) -> Pool:
     """A pool of segments as long as those that are there, if they suit; ``room`` in bytes."""
-    chunk = context.layout.slot_bytes
-    least = fmt.fits(fmt.pages_of(chunk), LEAST_CHUNKS)
+    least = least_segment_bytes(chunk_bytes)
     few, many = room // LEAST_SEGMENTS, max(least, room // _MAX_SEGMENTS)
     suit = [n for n in lengths if many <= n <= few and n % PAGE_BYTES == 0]
-    segment = max(suit, default=segment_bytes_for(room, chunk))
-    require(
-        room >= LEAST_SEGMENTS * segment,
-        "capacity_bytes",
-        f"leaves {room} bytes, too little for {LEAST_SEGMENTS} segments of {LEAST_CHUNKS} chunks "
-        f"each: give at least {LEAST_SEGMENTS * least} more than what else lies there",
-    )
-    return Pool(room, segment)
+    return Pool(room, max(suit, default=segment_bytes_for(room, chunk_bytes)))

@@ -2,15 +2,18 @@
 
 import errno
 import os
+import re
 import stat
+from dataclasses import replace
 
 import pytest
 
-from kvtiers.chunks import PAGE_BYTES, Namespace
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.fs.log.store import segment_bytes_for
 from tests.unit.tiers.fs.log.log_kit import CAPACITY, SEGMENT, SEGMENTS, held, kill, read, write
@@ -328,11 +331,32 @@ def test_the_other_layout_refuses_a_log(log):
         FilesStore(context(), str(log.root), capacity_bytes=1 << 20)
 
 
-def test_too_little_capacity_is_refused(log):
-    with pytest.raises(ConfigError, match="capacity_bytes leaves") as refused:
+def test_too_little_capacity_is_refused_with_what_would_do(log):
+    with pytest.raises(ConfigError, match="capacity_bytes gives the log") as refused:
         log.open(capacity_bytes=3 * SEGMENT)
     assert refused.value.context["key"] == "capacity_bytes"
+    needed = int(re.search(r"give at least (\d+) bytes", str(refused.value))[1])
+    with pytest.raises(ConfigError):
+        log.open(capacity_bytes=needed - 1)
+    store = log.open(capacity_bytes=needed)
+    fill(store, segments=6)
+    store.check()
+
+
+def test_too_little_of_the_disk_is_refused_by_the_option_that_was_given(log):
     log.open().close()
+    disk = os.statvfs(log.root)
+    share = 2 * SEGMENT / (disk.f_blocks * disk.f_frsize)
+    with pytest.raises(ConfigError, match="capacity_fraction gives the log") as refused:
+        log.open(capacity_bytes=None, capacity_fraction=share)
+    assert refused.value.context["key"] == "capacity_fraction"
+
+
+def test_chunks_that_no_segment_takes_are_refused_when_it_is_opened(log):
+    made = replace(context(), layout=ChunkLayout((GroupLayout(0, 1 << 30, 16),)))
+    with pytest.raises(ConfigError, match="layout files, or smaller chunks") as refused:
+        LogStore(made, str(log.root), capacity_bytes=CAPACITY)
+    assert refused.value.context["key"] == "layout"
 
 
 def test_what_it_makes_is_private(log):
