@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError, Retry, map_errors
 from kvtiers.tiers.base import StoreContext
+from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import Row
 from kvtiers.tiers.fs.log.index import Deletion, LogIndex
@@ -31,6 +32,7 @@ class LogCore:
         self.index = LogIndex()
         self.deletions: deque[Deletion] = deque()
         """Chunks that are gone, which the log does not say yet."""
+        self.complaints = Complaints(files.folder, context.clock)
         self.lock = threading.Lock()
 
     def take_place(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
@@ -103,10 +105,17 @@ class LogCore:
             if is_lost(e):
                 with self.lock:
                     segment.give_up()
-            return mapped("write", self.files.path(segment.number), e)
+            return self.failed("write", segment.number, e)
         finally:
             self._end_write(segment)
+        self.complaints.worked("write")
         return None
+
+    def failed(self, operation: str, number: int, error: OSError) -> KVTiersError:
+        """``error`` of the disk in our family; the first of its kind is said."""
+        failure = mapped(operation, self.files.path(number), error)
+        self.complaints.failed(operation, failure)
+        return failure
 
     def _vouched_for(self, rows: Sequence[Row], bodies: Sequence[memoryview]) -> list[Row]:
         return [
@@ -161,6 +170,7 @@ class LogCore:
         with self.lock:
             self.pool.check()
             self.index.check()
+            self.complaints.check()
             for key, at in self.index.items():
                 segment = self.pool.segments.get(at.segment)
                 assert segment is not None, f"{key.hex()} lies in no segment"

@@ -1,6 +1,6 @@
 """Where each chunk lies in the log: one number per key. Pure, not synchronised.
 
-About 180 bytes a chunk, its key included (``make bench`` measures it).
+About 190 bytes a chunk, its key included (``make bench`` measures it).
 """
 
 from collections.abc import Iterable, Iterator

@@ -7,7 +7,7 @@ from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log.core import LogCore, mapped
+from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import MAX_ROWS
 from kvtiers.tiers.fs.log.index import Place
 from kvtiers.tiers.fs.log.pool import RUN_PAGES
@@ -54,16 +54,25 @@ def _read_run(
         whole = core.files.read(number, page, buffers)
         problem = "its checksum differs" if whole else "its segment is short"
     except OSError as e:
-        error = mapped("read", core.files.path(number), e)
-        for _, i, item in run:
-            odd = is_odd(e)
-            results[i] = _corrupt("its segment is no file", item.key) if odd else error
+        _fail_run(core, run, e, results)
         return
+    core.complaints.worked("read")
     for (at, i, item), body in zip(run, filled, strict=True):
         if fmt.checksum(core.namespace, item.key, body) != at.checksum:
             results[i] = _corrupt(problem, item.key)
         elif body is not item.view:
             item.view[:] = body[: item.view.nbytes]
+
+
+def _fail_run(
+    core: LogCore,
+    run: Sequence[tuple[Place, int, Item]],
+    error: OSError,
+    results: list[KVTiersError | None],
+) -> None:
+    failure = None if is_odd(error) else core.failed("read", run[0][0].segment, error)
+    for _, i, item in run:
+        results[i] = failure or _corrupt("its segment is no file", item.key)
 
 
 def runs(there: Sequence[tuple[Place, T]]) -> Iterator[list[tuple[Place, T]]]:

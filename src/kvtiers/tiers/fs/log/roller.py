@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.errors import map_errors
 from kvtiers.events import Reason
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log.core import LogCore, mapped
+from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import Header
 from kvtiers.tiers.fs.log.index import Place
 from kvtiers.tiers.fs.log.pool import Run, Segment, State
@@ -113,7 +112,7 @@ class Roller:
             if is_lost(e):
                 with core.lock:
                     core.pool.forget(segment)
-            raise mapped("write", core.files.path(segment.number), e) from None
+            raise core.failed("write", segment.number, e) from None
 
     def _spare(self) -> Segment:
         """A segment to begin. If none was prepared the oldest one leaves without more ado."""
@@ -135,15 +134,13 @@ class Roller:
             segment = core.pool.new()
         if segment is None:
             return None
-        path = core.files.path(segment.number)
         try:
             core.files.make(segment.number, segment.nbytes)
         except OSError as e:
             with core.lock:
                 core.pool.forget(segment)
             if not core.pool.segments:
-                with map_errors("write", path):
-                    raise
+                raise core.failed("write", segment.number, e) from None
             self._no_growth_until = core.context.clock() + _NO_GROWTH_S
             self._say_cannot_grow(e)
             return None
