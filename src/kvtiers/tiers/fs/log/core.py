@@ -21,7 +21,11 @@ _log = logging.getLogger("kvtiers")
 class LogCore:
     """The state of one open log.
 
-    ``lock`` guards index and pool and is never held during I/O.
+    ``lock`` guards ``index``, ``pool`` with all of its segments, and ``deletions``, and is never
+    held during I/O. Two things are read without it: whether a key is in the index, and which
+    segment is the active one; who acts on either asks again within. Which segments there are, and
+    which one is active, is changed by the roller alone, one thread at a time, while the store is
+    open. ``files`` and ``complaints`` see to themselves; the rest never changes.
     """
 
     def __init__(self, context: StoreContext, files: SegmentFiles, pool: Pool) -> None:
@@ -57,7 +61,7 @@ class LogCore:
         run = None if active is None else active.allocate(wanted)
         if active is None or run is None:
             return None
-        active.writes += 1
+        active.begin_write()
         return active, run
 
     def append(
@@ -134,8 +138,7 @@ class LogCore:
 
     def _end_write(self, segment: Segment) -> None:
         with self.lock:
-            segment.writes -= 1
-            last = segment.state is State.FULL and not segment.writes
+            last = segment.end_write()
         if last:
             self.seal(segment)
 
@@ -149,8 +152,7 @@ class LogCore:
         except OSError as e:
             _log.warning("%s: no table: %s", self.files.path(segment.number), e.strerror)
         with self.lock:
-            segment.to(State.SEALED)
-            segment.rows = []
+            segment.sealed()
 
     def write_table(self, segment: Segment, rows: Sequence[Row]) -> None:
         """Write the last pages. Raises OSError."""

@@ -38,7 +38,9 @@ class Roller:
     def __init__(self, core: LogCore) -> None:
         self._core = core
         self._rolling = threading.Lock()
-        """Held by the lane that makes another segment the active one."""
+        """Held by the lane that makes another segment the active one, which sees to whether the
+        log may grow, and to what was said of that. ``core.lock`` is taken within, never around it.
+        """
         self._touched: deque[Key] = deque(maxlen=_MAX_TOUCHED)
         self._no_growth_until = 0.0
         self._said_cannot_grow = self._said_cannot_remove = False
@@ -82,8 +84,7 @@ class Roller:
                 with core.lock:
                     core.pool.active = following
                     if seen is not None:
-                        seen.to(State.FULL)
-                        last = not seen.writes
+                        last = seen.fill()
                 self.prepare()
         finally:
             self.report()
@@ -93,8 +94,10 @@ class Roller:
     def _begin_another(self) -> Segment:
         core = self._core
         following = self._spare()
+        with core.lock:
+            sequence = core.pool.next_sequence()
         header = Header(
-            core.pool.next_sequence(),
+            sequence,
             following.nbytes,
             core.context.wall_clock(),
             core.context.namespace.id,
@@ -116,14 +119,21 @@ class Roller:
 
     def _spare(self) -> Segment:
         """A segment to begin. If none was prepared the oldest one leaves without more ado."""
-        pool = self._core.pool
-        while (spare := pool.free() or self._grow()) is None:
-            victim = pool.victim()
+        while (spare := self._free() or self._grow()) is None:
+            victim = self._victim()
             if victim is None:
                 raise self._core.full("every segment is in use")
             self.empty(victim)
             self._try_to_remove_misfits()
         return spare
+
+    def _free(self) -> Segment | None:
+        with self._core.lock:
+            return self._core.pool.free()
+
+    def _victim(self) -> Segment | None:
+        with self._core.lock:
+            return self._core.pool.victim()
 
     def _grow(self) -> Segment | None:
         """One more segment; None if the capacity or the disk has no room."""
@@ -156,9 +166,8 @@ class Roller:
 
     def prepare(self) -> None:
         """Have a free segment for the next time: the oldest leaves, what was used of it stays."""
-        pool = self._core.pool
-        while pool.free() is None and self._grow() is None:
-            victim = pool.victim()
+        while self._free() is None and self._grow() is None:
+            victim = self._victim()
             if victim is None:
                 return
             self.empty(victim, survive=True)
@@ -170,7 +179,7 @@ class Roller:
         """Evict the chunks of ``victim``; ``survive``: but for some of those that were used."""
         core = self._core
         with core.lock:
-            victim.to(State.DRAINING)
+            victim.leave()
         if survive:
             self.note_uses()
             self._write_again(victim)
@@ -179,9 +188,7 @@ class Roller:
             core.index.drop(evicted)
         self._erase(victim)
         with core.lock:
-            victim.clear()
-            if not victim.reads:
-                victim.to(State.FREE)
+            victim.emptied()
         self._evicted.extend(evicted)
 
     def report(self) -> None:

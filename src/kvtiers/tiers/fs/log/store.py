@@ -21,7 +21,7 @@ from kvtiers.tiers.fs.log import ownership, recovery
 from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import Header, Row
 from kvtiers.tiers.fs.log.index import Deletion, Place
-from kvtiers.tiers.fs.log.pool import Pool, Segment, State
+from kvtiers.tiers.fs.log.pool import Pool, Segment
 from kvtiers.tiers.fs.log.reading import read_items
 from kvtiers.tiers.fs.log.roller import Roller
 from kvtiers.tiers.fs.log.segment import SegmentFiles, pages
@@ -137,8 +137,7 @@ class LogStore:
         for number, nbytes, header in found:
             segment = Segment(number, nbytes)
             if header is not None:
-                segment.state, segment.sequence = State.SEALED, header.sequence
-                segment.created_at = header.created_at
+                segment.found(header.sequence, header.created_at)
                 if header.namespace_id == self._context.namespace.id:
                     own.append((segment, header))
             self._core.pool.found(segment)
@@ -199,7 +198,7 @@ class LogStore:
             with core.lock:
                 active, core.pool.active = core.pool.active, None
                 if active is not None:
-                    active.to(State.FULL)
+                    active.fill()
             if active is not None:
                 core.seal(active)
         finally:
@@ -245,12 +244,13 @@ class LogStore:
             found = [core.index.find(item.key) for item in items]
             numbers = {at.segment for at in found if at is not None}
             for number in numbers:
-                core.pool.segments[number].reads += 1
+                core.pool.segments[number].begin_read()
         try:
             results = read_items(core, items, found)
         finally:
-            for number in numbers:
-                self._end_read(number)
+            with core.lock:
+                for number in numbers:
+                    core.pool.segments[number].end_read()
         if any(results):
             self._report_losses(items, found, results)
         self.touch([i.key for i, error in zip(items, results, strict=True) if error is None])
@@ -304,15 +304,6 @@ class LogStore:
             deletions = self._core.deletions
             return [deletions.popleft() for _ in range(min(len(deletions), fmt.MAX_ROWS))]
 
-    def _end_read(self, number: int) -> None:
-        core = self._core
-        with core.lock:
-            segment = core.pool.segments[number]
-            segment.reads -= 1
-            idle = segment.state is State.DRAINING and not segment.reads
-            if idle and not segment.keys:  # else whoever empties it is still at it
-                segment.to(State.FREE)
-
     def _report_losses(
         self,
         items: Sequence[Item],
@@ -358,7 +349,8 @@ class LogStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of all segments, whatever is in them."""
-        return self._core.pool.used_bytes
+        with self._core.lock:
+            return self._core.pool.used_bytes
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
