@@ -27,7 +27,7 @@ class TestLog(StoreLaws):
         core = store._core
         if core.index.find(name) is None:
             pages = max(1, (len(record) - CHECKSUM.size) // PAGE_BYTES)
-            segment, run = store._roller.place([(name, pages * PAGE_BYTES)])
+            segment, run = store._roller.make_room([(name, pages * PAGE_BYTES)])
             assert core.append(segment, run, [memoryview(bytes(pages * PAGE_BYTES))]) is None
         at = core.index.find(name)
         whole = bytearray(self.peek(store, name))

@@ -17,7 +17,7 @@ from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import inspection, looking
 from kvtiers.tiers.fs.log.format import Header
-from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.index import Location
 from kvtiers.tiers.fs.log.looking import Looked, Snapshot
 from kvtiers.tiers.fs.log.maintain import maintain
 from kvtiers.tiers.fs.log.ownership import LOCK, TEMP, kept_capacity, owner_of
@@ -120,7 +120,7 @@ class LogPlace:
         return self._read(namespace_id, key, at, seen.headers[at.segment], view) or view
 
     def _read(
-        self, namespace_id: str, key: Key, at: Place, header: Header, view: memoryview
+        self, namespace_id: str, key: Key, at: Location, header: Header, view: memoryview
     ) -> KVTiersError | None:
         path = self._files.path(at.segment)
         try:

@@ -39,12 +39,12 @@ class LogCore:
         self.complaints = Complaints(files.folder, context.clock)
         self.lock = threading.Lock()
 
-    def take_place(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
+    def find_room(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
         """Room in the active segment for at least the first of ``wanted``; ``append`` follows."""
         with self.lock:
             return self._take(wanted)
 
-    def take_place_again(
+    def find_room_for_copies(
         self, copies: Sequence[tuple[Key, memoryview]]
     ) -> tuple[Sequence[tuple[Key, memoryview]], tuple[Segment, Run] | None]:
         """Those whose chunk is not deleted meanwhile, and room for the first of them.
@@ -71,7 +71,7 @@ class LogCore:
         payloads: Sequence[memoryview],
         moved: bool = False,
     ) -> KVTiersError | None:
-        """Write a run to its place and make it visible; all of it, or nothing.
+        """Write a run to its room and make it visible; all of it, or nothing.
 
         ``moved``: these are copies. One whose chunk is there no more is not made visible, and
         written down as deleted.
@@ -81,7 +81,7 @@ class LogCore:
     def append_deletions(
         self, segment: Segment, run: Run, gone: Sequence[Deletion]
     ) -> KVTiersError | None:
-        """Write a run of deletions to its place."""
+        """Write a run of deletions to its room."""
         rows = [
             (key, page, 0, position)
             for (key, page, _, _), (_, position) in zip(run.rows, gone, strict=True)

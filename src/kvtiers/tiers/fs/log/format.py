@@ -29,7 +29,7 @@ from kvtiers.tiers.record import MAX_KEY_BYTES
 VERSION = 1
 FIRST_PAGE = 1
 MAX_SEGMENT_PAGES = 1 << 19
-"""2 GiB: a place in the index stays a small number."""
+"""2 GiB: a location in the index stays a small number."""
 MAX_CHUNK_PAGES = (1 << 18) - 1
 """A page less than 1 GiB, for the same reason."""
 MAX_ROWS = 256

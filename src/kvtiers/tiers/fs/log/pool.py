@@ -83,7 +83,7 @@ class Segment:
     sequence: int = 0
     created_at: float = 0.0
     keys: list[Key] = field(default_factory=list)
-    """Of the records that it got; which of them still count, the index says."""
+    """Of the rows that it got; which of them still count, the index says."""
     rows: list[Row] = field(default_factory=list)
     """Until it is sealed: what its table will say."""
     next_page: int = FIRST_PAGE

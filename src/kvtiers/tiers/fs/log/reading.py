@@ -9,7 +9,7 @@ from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import MAX_ROWS
-from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.index import Location
 from kvtiers.tiers.fs.log.pool import RUN_PAGES
 from kvtiers.tiers.fs.log.segment import is_odd, padded, pages
 
@@ -20,7 +20,7 @@ _BRIDGE_PAGES = 4
 
 
 def read_items(
-    core: LogCore, items: Sequence[Item], found: Sequence[Place | None]
+    core: LogCore, items: Sequence[Item], found: Sequence[Location | None]
 ) -> list[KVTiersError | None]:
     """Fill each item's view from where it was found; its segment stays as it is meanwhile."""
     results: list[KVTiersError | None] = [None] * len(items)
@@ -38,7 +38,7 @@ def read_items(
 
 
 def _read_run(
-    core: LogCore, run: Sequence[tuple[Place, int, Item]], results: list[KVTiersError | None]
+    core: LogCore, run: Sequence[tuple[Location, int, Item]], results: list[KVTiersError | None]
 ) -> None:
     number, page = run[0][0].segment, run[0][0].page
     filled: list[memoryview] = []
@@ -66,7 +66,7 @@ def _read_run(
 
 def _fail_run(
     core: LogCore,
-    run: Sequence[tuple[Place, int, Item]],
+    run: Sequence[tuple[Location, int, Item]],
     error: OSError,
     results: list[KVTiersError | None],
 ) -> None:
@@ -75,9 +75,9 @@ def _fail_run(
         results[i] = failure or _corrupt("its segment is no file", item.key)
 
 
-def runs(there: Sequence[tuple[Place, T]]) -> Iterator[list[tuple[Place, T]]]:
+def runs(there: Sequence[tuple[Location, T]]) -> Iterator[list[tuple[Location, T]]]:
     """Chunks that lie close behind each other, as many as one call reads."""
-    run: list[tuple[Place, T]] = []
+    run: list[tuple[Location, T]] = []
     for at, what in there:
         if run and not _near(run[-1][0], at, run[0][0], len(run)):
             yield run
@@ -87,7 +87,7 @@ def runs(there: Sequence[tuple[Place, T]]) -> Iterator[list[tuple[Place, T]]]:
         yield run
 
 
-def _near(before: Place, at: Place, first: Place, count: int) -> bool:
+def _near(before: Location, at: Location, first: Location, count: int) -> bool:
     gap = at.page - before.page - before.pages
     return (
         at.segment == before.segment

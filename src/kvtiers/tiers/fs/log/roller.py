@@ -12,7 +12,7 @@ from kvtiers.events import Reason
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import Header
-from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.index import Location
 from kvtiers.tiers.fs.log.pool import Run, Segment, State
 from kvtiers.tiers.fs.log.reading import runs
 from kvtiers.tiers.fs.log.segment import is_lost, pages
@@ -28,7 +28,7 @@ _NO_GROWTH_S = 30.0
 
 
 class Roller:
-    """Finds a place for every write, by making room where there is none. Any thread.
+    """Finds room for every write, by making it where there is none. Any thread.
 
     What leaves, leaves by the segment, the oldest first; chunks of it that were used are written
     again, into at most a quarter of a segment (the second chance of CLOCK,
@@ -61,14 +61,14 @@ class Roller:
             with self._core.lock:
                 self._core.index.use(used)
 
-    def place(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run]:
+    def make_room(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run]:
         """Room for at least the first of ``wanted`` - key, bytes -, in one segment.
 
         Raises KVTiersError if there is none to be had.
         """
         while True:
             seen = self._core.pool.active
-            found = self._core.take_place(wanted)
+            found = self._core.find_room(wanted)
             if found is not None:
                 return found
             self._roll(seen)
@@ -227,7 +227,7 @@ class Roller:
         with contextlib.suppress(OSError):
             self._core.files.write(victim.number, 0, [pages(1)])
 
-    def _lying_in(self, segment: Segment) -> list[tuple[Place, Key]]:
+    def _lying_in(self, segment: Segment) -> list[tuple[Location, Key]]:
         found = ((key, self._core.index.find(key)) for key in dict.fromkeys(segment.keys))
         return [(at, key) for key, at in found if at is not None and at.segment == segment.number]
 
@@ -243,7 +243,7 @@ class Roller:
             if not part or not self._copy(victim, part):
                 break
 
-    def _copy(self, victim: Segment, run: Sequence[tuple[Place, Key]]) -> bool:
+    def _copy(self, victim: Segment, run: Sequence[tuple[Location, Key]]) -> bool:
         """Whether there was room for all. Damaged chunks are left behind."""
         core, first, last = self._core, run[0][0], run[-1][0]
         buffer = pages(last.page + last.pages - first.page)
@@ -260,7 +260,7 @@ class Roller:
                 sound.append((key, payload))
         whole: Sequence[tuple[Key, memoryview]] = sound
         while whole:
-            whole, found = core.take_place_again(whole)
+            whole, found = core.find_room_for_copies(whole)
             if found is None:
                 return not whole
             segment, written = found

@@ -6,7 +6,7 @@ Many chunks are written and read by one vectored call, and where each lies is in
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError
@@ -17,40 +17,14 @@ from kvtiers.tiers.fs import folders
 from kvtiers.tiers.fs.capacity import resolve
 from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log import ownership, recovery
-from kvtiers.tiers.fs.log.core import LogCore
-from kvtiers.tiers.fs.log.format import Header, Row
-from kvtiers.tiers.fs.log.index import Deletion, Place
-from kvtiers.tiers.fs.log.pool import Pool, Segment
+from kvtiers.tiers.fs.log import ownership
+from kvtiers.tiers.fs.log.index import Deletion, Location
+from kvtiers.tiers.fs.log.opening import open_log, refuse_too_little
 from kvtiers.tiers.fs.log.reading import read_items
-from kvtiers.tiers.fs.log.roller import Roller
-from kvtiers.tiers.fs.log.segment import SegmentFiles, pages
-from kvtiers.tiers.options import bad_option, require
+from kvtiers.tiers.fs.log.segment import SegmentFiles
+from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
-
-LEAST_SEGMENTS = 4
-LEAST_CHUNKS = 4
-"""Chunks of the largest kind that a segment holds at least."""
-_SEGMENTS, _MAX_SEGMENTS = 64, 4096
-_MOST_SEGMENT_BYTES = 256 << 20
-
-
-def segment_bytes_for(capacity_bytes: int, chunk_bytes: int) -> int:
-    """The length of segments that suits a capacity: 1/64 of it, 256 MiB at most.
-
-    Longer where there would be above 4096, or a segment held fewer than four chunks.
-    """
-    least = least_segment_bytes(chunk_bytes)
-    fit = max(least, min(capacity_bytes // _SEGMENTS, _MOST_SEGMENT_BYTES))
-    fit = min(max(fit, capacity_bytes // _MAX_SEGMENTS), fmt.MAX_SEGMENT_PAGES * PAGE_BYTES)
-    return fit // PAGE_BYTES * PAGE_BYTES
-
-
-def least_segment_bytes(chunk_bytes: int) -> int:
-    """The shortest segment that there is for such chunks: four of them, or as many as go in."""
-    least = fmt.fits(fmt.pages_of(chunk_bytes), LEAST_CHUNKS)
-    return min(least, fmt.MAX_SEGMENT_PAGES * PAGE_BYTES)
 
 
 class LogStore:
@@ -99,73 +73,10 @@ class LogStore:
         ownership.open_namespace(self._root, self._context.namespace)
         files = SegmentFiles(self._ownership.folder, direct_io, fsync)
         others = ownership.other_bytes(self._root)
-        files.restore_lengths()
-        found = list(recovery.headers(files))
-        chunk = self._context.layout.slot_bytes
-        _refuse_too_little(stated, capacity_bytes, others, chunk)
-        pool = _sized(capacity_bytes - others, chunk, [n for _, n, header in found if header])
-        self._core = LogCore(self._context, files, pool)
-        self._roller = Roller(self._core)
-        try:
-            self._take_over(files, found)
-        finally:
-            self._roller.report()
+        refuse_too_little(stated, capacity_bytes, others, self._context.layout.slot_bytes)
+        self._core, self._roller = open_log(self._context, files, capacity_bytes - others)
         if direct_io == "on" and not files.direct:
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
-
-    def _take_over(
-        self, files: SegmentFiles, found: Sequence[tuple[int, int, Header | None]]
-    ) -> None:
-        pool = self._core.pool
-        own, rows = self._find_segments(found), []
-        for segment, header in own:
-            rows = self._take_in(segment, header)
-        self._shrink()
-        if own and self._core.pool.last_sealed() is own[-1][0]:
-            self._resume(own[-1][0], rows)
-        if not pool.segments:
-            with contextlib.suppress(KVTiersError):  # a disk that is full now may have room later
-                self._roller.prepare()
-        for number in list(pool.segments)[:1]:
-            files.header(number)  # which also tells whether O_DIRECT works here
-
-    def _find_segments(
-        self, found: Iterable[tuple[int, int, Header | None]]
-    ) -> list[tuple[Segment, Header]]:
-        """Count all; those of this namespace, the oldest first."""
-        own = []
-        for number, nbytes, header in found:
-            segment = Segment(number, nbytes)
-            if header is not None:
-                segment.found(header.sequence, header.created_at)
-                if header.namespace_id == self._context.namespace.id:
-                    own.append((segment, header))
-            self._core.pool.found(segment)
-        return sorted(own, key=lambda pair: pair[1].sequence)
-
-    def _take_in(self, segment: Segment, header: Header) -> list[Row]:
-        rows, sealed = recovery.rows_of(self._core.files, segment.number, header)
-        segment.take_in(rows)
-        self._core.index.put(segment.number, header.sequence, rows)
-        if not sealed:
-            with contextlib.suppress(OSError):  # then it is looked through again next time
-                self._core.write_table(segment, rows)
-        return rows
-
-    def _shrink(self) -> None:
-        """Bring what was found within a capacity, and to a length, that may have changed."""
-        pool = self._core.pool
-        self._roller.remove_misfits()
-        while pool.used_bytes > pool.capacity_bytes and (victim := pool.victim()) is not None:
-            self._roller.empty(victim)
-            self._roller.remove_misfits()
-
-    def _resume(self, last: Segment, rows: Sequence[Row]) -> None:
-        """Go on where the last owner stopped: the table of the segment is not the last word."""
-        end = fmt.pages_of(last.nbytes)
-        self._core.files.write(last.number, end - 1, [pages(1)])
-        last.resume(rows)
-        self._core.pool.active = last
 
     def close(self) -> None:
         """Write down what the last segment holds; give the folder up."""
@@ -226,7 +137,7 @@ class LogStore:
             self._flush_deletions()
             while todo:
                 wanted = [(items[i].key, items[i].view.nbytes) for i in todo]
-                segment, run = self._roller.place(wanted)
+                segment, run = self._roller.make_room(wanted)
                 part, todo = todo[: len(run.rows)], todo[len(run.rows) :]
                 error = self._core.append(segment, run, [items[i].view for i in part])
                 for i in part:
@@ -289,7 +200,7 @@ class LogStore:
         """Write down that chunks are gone, so that they do not come back when it is opened."""
         while gone := self._some_deleted():
             try:
-                segment, run = self._roller.place([(key, 0) for key, _ in gone])
+                segment, run = self._roller.make_room([(key, 0) for key, _ in gone])
                 part, gone = gone[: len(run.rows)], gone[len(run.rows) :]
                 error = self._core.append_deletions(segment, run, part)
                 if error is not None:
@@ -307,7 +218,7 @@ class LogStore:
     def _report_losses(
         self,
         items: Sequence[Item],
-        found: Sequence[Place | None],
+        found: Sequence[Location | None],
         results: Sequence[KVTiersError | None],
     ) -> None:
         """What is gone or damaged is forgotten, for good, and said."""
@@ -358,29 +269,3 @@ class LogStore:
 
     def __repr__(self) -> str:
         return f"<LogStore {self._root}: {self._core}>"
-
-
-def _refuse_too_little(stated: str, capacity_bytes: int, others: int, chunk_bytes: int) -> None:
-    """Raise ConfigError, naming the option that was stated, for less than a log needs."""
-    largest = Pool(0, fmt.MAX_SEGMENT_PAGES * PAGE_BYTES).largest
-    require(
-        chunk_bytes <= largest,
-        "layout",
-        f'is "log", which takes no chunks above {largest} bytes, and they have up to '
-        f"{chunk_bytes}: use layout files, or smaller chunks",
-    )
-    needed = LEAST_SEGMENTS * least_segment_bytes(chunk_bytes) + others
-    require(
-        capacity_bytes >= needed,
-        stated,
-        f"gives the log {capacity_bytes} bytes, too little for {LEAST_SEGMENTS} segments of "
-        f"{LEAST_CHUNKS} chunks and {others} bytes of manifests: give at least {needed} bytes",
-    )
-
-
-def _sized(room: int, chunk_bytes: int, lengths: Iterable[int]) -> Pool:
-    """A pool of segments as long as those that are there, if they suit; ``room`` in bytes."""
-    least = least_segment_bytes(chunk_bytes)
-    few, many = room // LEAST_SEGMENTS, max(least, room // _MAX_SEGMENTS)
-    suit = [n for n in lengths if many <= n <= few and n % PAGE_BYTES == 0]
-    return Pool(room, max(suit, default=segment_bytes_for(room, chunk_bytes)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.tiers.fs.log.format import MAX_SEGMENT_PAGES, pages_of, position
-from kvtiers.tiers.fs.log.index import LogIndex, Place
+from kvtiers.tiers.fs.log.index import Location, LogIndex
 from kvtiers.tiers.fs.log.pool import Pool
 from tests.unit.tiers.tier_kit import key
 
@@ -30,7 +30,7 @@ def test_a_place_comes_back_whatever_it_is(segment, page, nbytes, checksum, used
     index.put(segment, 1, [(key(1), page, nbytes, checksum)])
     if used:
         index.use([key(1), key(2)])
-    assert index.find(key(1)) == Place(segment, page, pages_of(nbytes), checksum)
+    assert index.find(key(1)) == Location(segment, page, pages_of(nbytes), checksum)
     assert index.was_used(key(1)) is used
     index.check()
 
@@ -41,13 +41,13 @@ def test_what_a_pool_takes_the_index_can_say(segment_bytes):
     largest = Pool(segment_bytes, segment_bytes).largest
     assert largest < segment_bytes
     index.put(3, 1, [(key(1), 9, largest, 5)])
-    assert index.find(key(1)) == Place(3, 9, pages_of(largest), 5)
+    assert index.find(key(1)) == Location(3, 9, pages_of(largest), 5)
 
 
 def test_a_place_takes_no_more_than_it_should():
     index = LogIndex()
     index.put(4095, 1, [(key(1), MAX_SEGMENT_PAGES - 1, 1 << 29, (1 << 64) - 1)])
-    assert sys.getsizeof(index._places[key(1)]) <= 44
+    assert sys.getsizeof(index._locations[key(1)]) <= 44
 
 
 def test_the_last_row_counts_and_a_deletion_is_a_row():
@@ -87,7 +87,7 @@ def test_a_deletion_leaves_what_is_later_in_whatever_order_they_are_taken_in():
         assert key(1) not in index
 
 
-def test_of_two_places_of_a_chunk_the_later_one_holds():
+def test_of_two_locations_of_a_chunk_the_later_one_holds():
     index = LogIndex()
     index.put(2, 8, [(key(1), 5, 4096, 1)])
     index.put(1, 7, [(key(1), 9, 4096, 1)])

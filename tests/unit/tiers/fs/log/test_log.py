@@ -14,8 +14,8 @@ from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
+from kvtiers.tiers.fs.log.opening import segment_bytes_for
 from kvtiers.tiers.fs.log.segment import SegmentFiles
-from kvtiers.tiers.fs.log.store import segment_bytes_for
 from tests.unit.tiers.fs.log.log_kit import CAPACITY, SEGMENT, SEGMENTS, held, kill, read, write
 from tests.unit.tiers.tier_kit import CHUNK, NAMESPACE, context, filled, key, page_aligned, payload
 
@@ -181,17 +181,17 @@ def test_a_deletion_does_not_reach_what_is_written_before_it_is_written_down(
     """Its row lies behind the newer chunk, which was whole before it, or is whole after it."""
     store = log.open()
     write(store, 1)
-    find_room, open_writes = store._roller.place, []
+    find_room, open_writes = store._roller.make_room, []
 
     def meanwhile(wanted):
         monkeypatch.undo()
         if written == "between":
             write(store, 1)
         else:
-            open_writes.append(store._core.take_place([(key(1), CHUNK)]))
+            open_writes.append(store._core.find_room([(key(1), CHUNK)]))
         return find_room(wanted)
 
-    monkeypatch.setattr(store._roller, "place", meanwhile)
+    monkeypatch.setattr(store._roller, "make_room", meanwhile)
     store.delete([key(1)])
     for room in open_writes:
         assert store._core.append(*room, [filled(1)]) is None
