@@ -27,7 +27,7 @@ class TestLog(StoreLaws):
         core = store._core
         if core.index.find(name) is None:
             pages = max(1, (len(record) - CHECKSUM.size) // PAGE_BYTES)
-            segment, run = store._roller.place([(name, pages * PAGE_BYTES)])
+            segment, run = store._roller.make_room([(name, pages * PAGE_BYTES)])
             assert core.append(segment, run, [memoryview(bytes(pages * PAGE_BYTES))]) is None
         at = core.index.find(name)
         whole = bytearray(self.peek(store, name))
@@ -37,7 +37,7 @@ class TestLog(StoreLaws):
         core.files.write_pages(at.segment, at.page, bytes(whole[CHECKSUM.size :]))
         (checksum,) = CHECKSUM.unpack_from(whole)
         row = (name, at.page, at.pages * PAGE_BYTES, checksum)
-        core.index.put(at.segment, [row])
+        core.index.put(at.segment, core.pool.segments[at.segment].sequence, [row])
 
 
 class TestBufferedLog(TestLog):

@@ -8,7 +8,7 @@ from kvtiers.chunks import PAGE_BYTES
 from kvtiers.cli.output import size
 from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.tiers.fs.log.format import fits
-from kvtiers.tiers.fs.log.store import LEAST_CHUNKS, LEAST_SEGMENTS
+from kvtiers.tiers.fs.log.opening import LEAST_CHUNKS, LEAST_SEGMENTS
 
 _MOUNTS = "/proc/self/mountinfo"
 _REMOTE = re.compile(

@@ -1,10 +1,11 @@
 """What a tool sees of a tier's storage, without an engine and without a model.
 
-A place holds namespaces, which say in their manifests what they are, and chunks, which say in
-their headers what they are. Looking at it locks nothing and changes nothing: engines may be at
-work there all the while, and what they take away meanwhile is not an error. Chunks are added and
-repaired through a ``ChunkStore``, the same one that an engine uses; what leaves to make room leaves
-by the maintenance of the layout. :mod:`kvtiers.tiers.urls` opens places.
+A place holds namespaces, which say in their manifests what they are, and chunks, whose key,
+namespace and bytes are vouched for by what is stored beside them. Looking at it locks nothing and
+changes nothing: engines may be at work there all the while, and what they take away meanwhile is
+not an error. Chunks are added and repaired through a ``ChunkStore``, the same one that an engine
+uses; what leaves to make room leaves by the maintenance of the layout. :mod:`kvtiers.tiers.urls`
+opens places.
 """
 
 from collections import Counter

@@ -67,10 +67,10 @@ def test_a_capacity_that_a_log_cannot_keep(tier):
 
 
 def test_the_bound_that_rules_here_is_the_one_that_counts(tier):
-    """A log does not say; of files the quota file does."""
+    """Of files the quota file says it, of a log its lock."""
     ran = good(kvtiers("doctor", tier.url, "--json"))
     said = next(c for c in ran.json["checks"] if c["check"] == "disk space")["found"]
-    assert ("capacity is 1.0 GiB" if tier.layout == "files" else "no capacity is known") in said
+    assert ("capacity is 1.0 GiB" if tier.layout == "files" else "capacity is 2.0 MiB") in said
 
 
 def test_a_share_of_the_disk_is_held_against_it(tmp_path):

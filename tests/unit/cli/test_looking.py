@@ -11,6 +11,7 @@ from kvtiers.hashing import chunk_keys, seed_id
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs import names
 from tests.unit.cli.cli_kit import (
+    CAPACITY,
     CHUNK,
     KEYS,
     NAMESPACE,
@@ -77,9 +78,9 @@ def test_du_does_not_count_strangers(tier):
 
 
 def test_du_says_the_bound_that_rules_here(tier):
-    """A log does not say how large it may become; of files the quota file does."""
+    """Of files the quota file says it, of a log its lock."""
     ran = good(kvtiers("du", tier.url, "--json")).json
-    assert ran["capacity_bytes"] == (1 << 30 if tier.layout == "files" else None)
+    assert ran["capacity_bytes"] == CAPACITY[tier.layout]
 
 
 # -- stat -----------------------------------------------------------------------------------------

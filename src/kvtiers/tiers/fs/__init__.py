@@ -1,4 +1,4 @@
-"""The ``fs`` tier: chunks as files on a local or shared file system."""
+"""The ``fs`` tier: chunks as files, or in a log, on a local or shared file system."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ class FsOptions(RunnerOptions):
     """Options of the ``fs`` tier."""
 
     root_dir: str
-    """Folder of all namespaces; made if absent. May be shared by engines and hosts."""
+    """Folder of all namespaces; made if absent. May be shared by engines and hosts with layout
+    ``files``; a log has one engine."""
     eviction: Literal["own", "external"] = "own"
     """Who sees to the bound: the engines that share the folder, together; or something else, and
     then no engine ever deletes a chunk. All that share it must say the same."""

@@ -17,12 +17,11 @@ from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import inspection, looking
 from kvtiers.tiers.fs.log.format import Header
-from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.index import Location
 from kvtiers.tiers.fs.log.looking import Looked, Snapshot
 from kvtiers.tiers.fs.log.maintain import maintain
-from kvtiers.tiers.fs.log.ownership import LOCK, TEMP, other_bytes, owner_of
+from kvtiers.tiers.fs.log.ownership import LOCK, TEMP, kept_capacity, owner_of
 from kvtiers.tiers.fs.log.segment import SegmentFiles
-from kvtiers.tiers.fs.log.store import LEAST_SEGMENTS
 from kvtiers.tiers.options import parse
 from kvtiers.tiers.places import (
     Aim,
@@ -121,7 +120,7 @@ class LogPlace:
         return self._read(namespace_id, key, at, seen.headers[at.segment], view) or view
 
     def _read(
-        self, namespace_id: str, key: Key, at: Place, header: Header, view: memoryview
+        self, namespace_id: str, key: Key, at: Location, header: Header, view: memoryview
     ) -> KVTiersError | None:
         path = self._files.path(at.segment)
         try:
@@ -170,16 +169,16 @@ class LogPlace:
         return [nbytes for _, nbytes, _ in looking.headers(self._files, self._complain)]
 
     def capacity(self) -> int | None:
-        """What the URL states: a log does not say how large it may become."""
+        """What the URL states, or else the last engine or tool that had the log open."""
         stated: int | None = self.options["capacity_bytes"]
-        return stated
+        if stated is not None:
+            return stated
+        with map_errors("read", self._files.folder):
+            return kept_capacity(self.root)
 
     def bound(self) -> int | None:
-        """The capacity, or else what the log takes already: it does not grow unasked."""
-        stated, lengths = self.capacity(), self.segments()
-        if stated is not None or not lengths:
-            return stated
-        return max(sum(lengths), LEAST_SEGMENTS * max(lengths)) + other_bytes(self.root)
+        """The capacity: a log keeps it by forgetting."""
+        return self.capacity()
 
     def owner(self) -> int | None:
         """The engine that has the log open."""
@@ -206,17 +205,17 @@ class LogPlace:
         return maintain(self.root, self._files, aim, dry_run=dry_run, advance=advance)
 
     def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
-        """Without a capacity in the URL the log stays as large as it is: the oldest leave."""
+        """Without a capacity in the URL the log keeps the one that it has."""
         context = StoreContext(
             "fs", "tool:fs", namespace, layout, time.monotonic, time.time, _unheard
         )
         options = {key: value for key, value in self.options.items() if key != "type"}
-        bound = self.bound()
-        if bound is None:
-            raise ConfigError(f"{self.url} is new: add &capacity= to say how large it may become")
-        if self.capacity() is None:
-            bound += len(namespace.manifest().encode())  # it may be new here
-        return fs.build(context, parse(fs.FsOptions, {**options, "capacity_bytes": bound}))
+        capacity = self.capacity()
+        if capacity is None:
+            raise ConfigError(
+                f"{self.url} does not say how large it may become: add &capacity= to say so"
+            )
+        return fs.build(context, parse(fs.FsOptions, {**options, "capacity_bytes": capacity}))
 
     def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
         """Nothing to note: what is written first leaves first, and a segment has one time."""

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError, Retry, map_errors
 from kvtiers.tiers.base import StoreContext
+from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import Row
-from kvtiers.tiers.fs.log.index import LogIndex, Place
+from kvtiers.tiers.fs.log.index import Deletion, LogIndex
 from kvtiers.tiers.fs.log.pool import Pool, Run, Segment, State
 from kvtiers.tiers.fs.log.segment import SegmentFiles, is_lost, padded
 
@@ -20,7 +21,11 @@ _log = logging.getLogger("kvtiers")
 class LogCore:
     """The state of one open log.
 
-    ``lock`` guards index and pool and is never held during I/O.
+    ``lock`` guards ``index``, ``pool`` with all of its segments, and ``deletions``, and is never
+    held during I/O. Two things are read without it: whether a key is in the index, and which
+    segment is the active one; who acts on either asks again within. Which segments there are, and
+    which one is active, is changed by the roller alone, one thread at a time, while the store is
+    open. ``files`` and ``complaints`` see to themselves; the rest never changes.
     """
 
     def __init__(self, context: StoreContext, files: SegmentFiles, pool: Pool) -> None:
@@ -29,66 +34,111 @@ class LogCore:
         self.files = files
         self.pool = pool
         self.index = LogIndex()
-        self.deletions: deque[Key] = deque()
+        self.deletions: deque[Deletion] = deque()
         """Chunks that are gone, which the log does not say yet."""
+        self.complaints = Complaints(files.folder, context.clock)
         self.lock = threading.Lock()
 
-    def take_place(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
+    def find_room(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
         """Room in the active segment for at least the first of ``wanted``; ``append`` follows."""
         with self.lock:
-            active = self.pool.active
-            run = None if active is None else active.allocate(wanted)
-            if active is None or run is None:
-                return None
-            active.writes += 1
-            return active, run
+            return self._take(wanted)
+
+    def find_room_for_copies(
+        self, copies: Sequence[tuple[Key, memoryview]]
+    ) -> tuple[Sequence[tuple[Key, memoryview]], tuple[Segment, Run] | None]:
+        """Those whose chunk is not deleted meanwhile, and room for the first of them.
+
+        Decided at one moment: a chunk that is written anew after its deletion comes behind its
+        copy, and outlives that the copy is deleted.
+        """
+        with self.lock:
+            there = [copy for copy in copies if copy[0] in self.index]
+            return there, self._take([(key, payload.nbytes) for key, payload in there])
+
+    def _take(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run] | None:
+        active = self.pool.active
+        run = None if active is None else active.allocate(wanted)
+        if active is None or run is None:
+            return None
+        active.begin_write()
+        return active, run
 
     def append(
         self,
         segment: Segment,
         run: Run,
         payloads: Sequence[memoryview],
-        moved_from: Sequence[Place] = (),
+        moved: bool = False,
     ) -> KVTiersError | None:
-        """Write a run to its place and make it visible; all of it, or nothing.
+        """Write a run to its room and make it visible; all of it, or nothing.
 
-        ``moved_from``: where its chunks lay until now; one that is there no more is not made
-        visible, and written down as deleted.
+        ``moved``: these are copies. One whose chunk is there no more is not made visible, and
+        written down as deleted.
         """
+        return self._append(segment, run.page, run.rows, payloads, moved)
+
+    def append_deletions(
+        self, segment: Segment, run: Run, gone: Sequence[Deletion]
+    ) -> KVTiersError | None:
+        """Write a run of deletions to its room."""
+        rows = [
+            (key, page, 0, position)
+            for (key, page, _, _), (_, position) in zip(run.rows, gone, strict=True)
+        ]
+        return self._append(segment, run.page, rows, [], False)
+
+    def _append(
+        self,
+        segment: Segment,
+        page: int,
+        rows: Sequence[Row],
+        payloads: Sequence[memoryview],
+        moved: bool,
+    ) -> KVTiersError | None:
         try:
             bodies = [padded(payload) for payload in payloads]
-            rows = [
-                (key, page, nbytes, fmt.checksum(self.namespace, key, body))
-                for (key, page, nbytes, _), body in zip(run.rows, bodies, strict=True)
-            ]
+            rows = self._vouched_for(rows, bodies) if bodies else rows
             head = self.files.scratch(fmt.pack_head(rows, segment.sequence))
-            self.files.write(segment.number, run.page, [head, *(b for b in bodies if b.nbytes)])
+            self.files.write(segment.number, page, [head, *bodies])
             with self.lock:
                 segment.wrote(rows)
-                there = self._still_there(rows, moved_from) if moved_from else rows
-                self.index.put(segment.number, [row for row in there if row[2]])
+                there = self._still_there(rows, segment.sequence) if moved else rows
+                self.index.put(segment.number, segment.sequence, there)
         except OSError as e:
             if is_lost(e):
                 with self.lock:
                     segment.give_up()
-            return mapped("write", self.files.path(segment.number), e)
+            return self.failed("write", segment.number, e)
         finally:
             self._end_write(segment)
+        self.complaints.worked("write")
         return None
 
-    def _still_there(self, rows: Sequence[Row], moved_from: Sequence[Place]) -> list[Row]:
+    def failed(self, operation: str, number: int, error: OSError) -> KVTiersError:
+        """``error`` of the disk in our family; the first of its kind is said."""
+        failure = mapped(operation, self.files.path(number), error)
+        self.complaints.failed(operation, failure)
+        return failure
+
+    def _vouched_for(self, rows: Sequence[Row], bodies: Sequence[memoryview]) -> list[Row]:
+        return [
+            (key, page, nbytes, fmt.checksum(self.namespace, key, body))
+            for (key, page, nbytes, _), body in zip(rows, bodies, strict=True)
+        ]
+
+    def _still_there(self, rows: Sequence[Row], sequence: int) -> list[Row]:
         there = []
-        for row, at in zip(rows, moved_from, strict=True):
-            if self.index.find(row[0]) == at:
+        for row in rows:
+            if row[0] in self.index:
                 there.append(row)
             else:
-                self.deletions.append(row[0])
+                self.deletions.append((row[0], fmt.position(sequence, row[1])))
         return there
 
     def _end_write(self, segment: Segment) -> None:
         with self.lock:
-            segment.writes -= 1
-            last = segment.state is State.FULL and not segment.writes
+            last = segment.end_write()
         if last:
             self.seal(segment)
 
@@ -102,8 +152,7 @@ class LogCore:
         except OSError as e:
             _log.warning("%s: no table: %s", self.files.path(segment.number), e.strerror)
         with self.lock:
-            segment.to(State.SEALED)
-            segment.rows = []
+            segment.sealed()
 
     def write_table(self, segment: Segment, rows: Sequence[Row]) -> None:
         """Write the last pages. Raises OSError."""
@@ -123,6 +172,7 @@ class LogCore:
         with self.lock:
             self.pool.check()
             self.index.check()
+            self.complaints.check()
             for key, at in self.index.items():
                 segment = self.pool.segments.get(at.segment)
                 assert segment is not None, f"{key.hex()} lies in no segment"

@@ -9,10 +9,11 @@ Little-endian, in pages of ``PAGE_BYTES``; what is not said is zero::
     last page       if the segment is sealed: trailer, magic "KVTtable"
 
 Head and table are lists of rows - key, page of the payload, bytes, checksum - under a magic, the
-sequence number and the XXH3-64 of the rows. No bytes: the chunk was deleted. The checksum is the
-XXH3-64 of the payload's pages, seeded with that of namespace and key: bytes of another chunk never
-pass for this one. The sequence number grows with every use of a segment, so that what an earlier
-use left behind is never taken for a part of this one.
+sequence number and the XXH3-64 of the rows. No bytes: the chunk was deleted, and in the place of
+the checksum stands the last position that is meant: what was written later counts. The checksum is
+the XXH3-64 of the payload's pages, seeded with that of namespace and key: bytes of another chunk
+never pass for this one. The sequence number grows with every use of a segment, so that what an
+earlier use left behind is never taken for a part of this one.
 """
 
 import struct
@@ -28,7 +29,9 @@ from kvtiers.tiers.record import MAX_KEY_BYTES
 VERSION = 1
 FIRST_PAGE = 1
 MAX_SEGMENT_PAGES = 1 << 19
-"""2 GiB: a place in the index stays a small number."""
+"""2 GiB: a location in the index stays a small number."""
+MAX_CHUNK_PAGES = (1 << 18) - 1
+"""A page less than 1 GiB, for the same reason."""
 MAX_ROWS = 256
 """Of a run: so many payloads go into one vectored call."""
 
@@ -51,15 +54,21 @@ class Header(NamedTuple):
 
 
 Row = tuple[Key, int, int, int]
-"""Key, page of the payload, its bytes, its checksum. No bytes: the chunk was deleted.
+"""Key, page of the payload, its bytes, its checksum.
 
-A plain tuple, as ``struct`` makes them: a million are read when a log is opened.
+No bytes: the chunk was deleted as far as it lay at the position that stands for the checksum, or
+before it. A plain tuple, as ``struct`` makes them: a million are read when a log is opened.
 """
 
 
 def pages_of(nbytes: int) -> int:
     """Pages that ``nbytes`` take."""
     return -(-nbytes // PAGE_BYTES)
+
+
+def position(sequence: int, page: int) -> int:
+    """Where a payload lies in the order in which the log was given out: later is larger."""
+    return sequence * MAX_SEGMENT_PAGES + page
 
 
 def checksum(namespace: bytes, key: Key, pages: memoryview | bytes) -> int:

@@ -1,23 +1,22 @@
 """Where each chunk lies in the log: one number per key. Pure, not synchronised.
 
-About 180 bytes a chunk, its key included (``make bench`` measures it).
+About 190 bytes a chunk, its key included (``make bench`` measures it).
 """
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.tiers.fs.log.format import MAX_SEGMENT_PAGES, Row
+from kvtiers.tiers.fs.log.format import MAX_CHUNK_PAGES, MAX_SEGMENT_PAGES, Row, position
 
 _CHECKSUM_BITS = 64
 _PAGE_BITS = MAX_SEGMENT_PAGES.bit_length() - 1
-_PAGES_BITS = 18
+_PAGES_BITS = MAX_CHUNK_PAGES.bit_length()
 _USED = 1
-"""The chunk was used since it was written to this place."""
-MAX_CHUNK_PAGES = (1 << _PAGES_BITS) - 1
+"""The chunk was used since it was written to this location."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The payload of a chunk: segment number, first page, pages; and what vouches for it."""
 
     segment: int
@@ -26,77 +25,92 @@ class Place(NamedTuple):
     checksum: int
 
 
-def _unpack(packed: int) -> Place:
+def _unpack(packed: int) -> Location:
     packed >>= 1
     pages = packed & MAX_CHUNK_PAGES
     packed >>= _PAGES_BITS
     page = packed & (MAX_SEGMENT_PAGES - 1)
     packed >>= _PAGE_BITS
-    return Place(packed >> _CHECKSUM_BITS, page, pages, packed & ((1 << _CHECKSUM_BITS) - 1))
+    return Location(packed >> _CHECKSUM_BITS, page, pages, packed & ((1 << _CHECKSUM_BITS) - 1))
+
+
+Deletion = tuple[Key, int]
+"""A chunk that is gone, and the position of its last row that this is said of."""
 
 
 class LogIndex:
-    """Key -> place, and whether it was used there.
+    """Key -> location, and whether it was used there.
 
     ``in`` may be asked on any thread, also while another thread changes the index.
     """
 
     def __init__(self) -> None:
-        self._places: dict[Key, int] = {}
+        self._locations: dict[Key, int] = {}
+        self._sequences: dict[int, int] = {}
+        """Of the present use of each segment."""
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._places
+        return key in self._locations
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
-    def find(self, key: Key) -> Place | None:
+    def find(self, key: Key) -> Location | None:
         """Where the chunk lies; None: nowhere."""
-        packed = self._places.get(key)
+        packed = self._locations.get(key)
         return None if packed is None else _unpack(packed)
 
-    def put(self, segment: int, rows: Iterable[Row]) -> None:
-        """These rows of ``segment`` are what holds for their keys; no bytes: no chunk."""
-        places, base = self._places, segment << _CHECKSUM_BITS
+    def put(self, segment: int, sequence: int, rows: Iterable[Row]) -> None:
+        """Take in rows of this use of ``segment``, in whatever order they were completed.
+
+        Of two locations of a chunk the later one holds; a deletion leaves what is later than it.
+        """
+        self._sequences[segment] = sequence
+        locations, base = self._locations, segment << _CHECKSUM_BITS
         for key, page, nbytes, checksum in rows:
-            if nbytes:
+            known = locations.get(key)
+            if not nbytes:
+                if known is not None and self._position(known) <= checksum:
+                    del locations[key]
+            elif known is None or self._position(known) <= position(sequence, page):
                 pages = -(-nbytes // PAGE_BYTES)
-                places[key] = (((base | checksum) << _PAGE_BITS | page) << _PAGES_BITS | pages) << 1
-            else:
-                places.pop(key, None)
+                locations[key] = (
+                    ((base | checksum) << _PAGE_BITS | page) << _PAGES_BITS | pages
+                ) << 1
+
+    def _position(self, packed: int) -> int:
+        at = _unpack(packed)
+        return position(self._sequences[at.segment], at.page)
 
     def use(self, keys: Iterable[Key]) -> None:
         """These were used. Unknown keys are ignored."""
-        places = self._places
+        locations = self._locations
         for key in keys:
-            packed = places.get(key)
+            packed = locations.get(key)
             if packed is not None and not packed & _USED:
-                places[key] = packed | _USED
+                locations[key] = packed | _USED
 
     def was_used(self, key: Key) -> bool:
-        """Whether the chunk was used since it was written to its place."""
-        return bool(self._places.get(key, 0) & _USED)
+        """Whether the chunk was used since it was written to its location."""
+        return bool(self._locations.get(key, 0) & _USED)
 
-    def drop(self, keys: Iterable[Key]) -> list[Key]:
-        """Forget these; returns those that were known."""
-        places = self._places
-        return [key for key in keys if places.pop(key, None) is not None]
+    def drop(self, keys: Iterable[Key]) -> list[Deletion]:
+        """Forget these; returns those that were known, and up to where that forgets them."""
+        gone = ((key, self._locations.pop(key, None)) for key in keys)
+        return [(key, self._position(packed)) for key, packed in gone if packed is not None]
 
-    def drop_at(self, key: Key, place: Place) -> bool:
-        """Forget ``key`` if it lies there; whether it did."""
-        if self.find(key) != place:
-            return False
-        del self._places[key]
-        return True
+    def drop_at(self, key: Key, location: Location) -> list[Deletion]:
+        """Forget ``key`` if it lies there."""
+        return self.drop([key]) if self.find(key) == location else []
 
-    def items(self) -> Iterator[tuple[Key, Place]]:
+    def items(self) -> Iterator[tuple[Key, Location]]:
         """All chunks and where they lie, as they are now."""
-        return ((key, _unpack(packed)) for key, packed in list(self._places.items()))
+        return ((key, _unpack(packed)) for key, packed in list(self._locations.items()))
 
     def check(self) -> None:
-        """Raise AssertionError if a place is none."""
-        for key, packed in self._places.items():
+        """Raise AssertionError if a location is none."""
+        for key, packed in self._locations.items():
             assert _unpack(packed).pages, f"{key.hex()} has no bytes"
 
     def __repr__(self) -> str:
-        return f"<LogIndex {len(self._places)} chunks>"
+        return f"<LogIndex {len(self._locations)} chunks>"

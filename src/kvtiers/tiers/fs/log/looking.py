@@ -69,5 +69,5 @@ def look(
         except OSError as e:
             complain(f"{files.path(number)} cannot be read: {e.strerror}")
             continue
-        index.put(number, rows)
+        index.put(number, header.sequence, rows)
     return Snapshot(ours, index)

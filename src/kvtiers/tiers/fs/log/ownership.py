@@ -1,12 +1,14 @@
 """The folder of a log: who owns it, what it is for, whether it can be used.
 
-``<root>/log/`` holds ``lock``, which the owner keeps locked (flock) while it lives, and the
-segments; ``<root>/<namespace>/manifest.json`` says what the chunks of a namespace are.
+``<root>/log/`` holds the segments and ``lock``, which the owner keeps locked (flock) while it
+lives: a line with its number, and one with the bytes that the last owner stated as the capacity.
+``<root>/<namespace>/manifest.json`` says what the chunks of a namespace are.
 """
 
 import contextlib
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable
 
@@ -18,6 +20,7 @@ from kvtiers.tiers.options import bad_option
 LOCK = "lock"
 TEMP = "manifest.tmp"
 """A manifest on its way; one that lies there longer is of an owner that was killed."""
+_NUMBER = re.compile("[0-9]{1,20}")
 _PAUSES_S = (0.001, 0.01, 0.1)
 """Between tries for the lock: who only asks whose it is holds it for some microseconds."""
 
@@ -46,15 +49,23 @@ class Ownership:
             pause(seconds)
         else:
             if not self._locked():
-                owner = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
+                owner, _ = _said(self._fd)
                 raise bad_option(
                     "root_dir",
                     f"is {root}, whose log belongs to the living process {owner or 'of another'}: "
                     "give each engine a folder of its own, or share one with layout files",
                 )
         os.fchmod(self._fd, folders.FILE_MODE)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        self._say(_said(self._fd)[1])
+
+    def _say(self, capacity: str) -> None:
+        lines = "".join(f"{line}\n" for line in (os.getpid(), capacity) if line)
+        os.pwrite(self._fd, lines.encode(), 0)
+        os.ftruncate(self._fd, len(lines))
+
+    def keep_capacity(self, capacity_bytes: int) -> None:
+        """Note how large the log may become, for who opens it without saying so. Raises OSError."""
+        self._say(str(capacity_bytes))
 
     def _locked(self) -> bool:
         try:
@@ -82,13 +93,33 @@ def owner_of(root: str) -> int | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-        return int(said) if said.isdigit() else 0
+        owner, _ = _said(fd)
+        return int(owner or 0)
     except OSError:
         return None
     finally:
         os.close(fd)
     return None
+
+
+def kept_capacity(root: str) -> int | None:
+    """Bytes that the last owner of the log under ``root`` stated; None if none did. OSError."""
+    try:
+        fd = os.open(os.path.join(root, names.LOG, LOCK), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        _, capacity = _said(fd)
+    finally:
+        os.close(fd)
+    return int(capacity) if capacity else None
+
+
+def _said(fd: int) -> tuple[str, str]:
+    """Owner and capacity as the lock says them; empty for what is not a number."""
+    lines = os.pread(fd, 64, 0).decode("ascii", "replace").split("\n")
+    owner, capacity = [line if _NUMBER.fullmatch(line) else "" for line in [*lines, "", ""][:2]]
+    return owner, capacity
 
 
 def open_namespace(root: str, namespace: Namespace) -> None:

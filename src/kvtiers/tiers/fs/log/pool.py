@@ -1,11 +1,7 @@
 """Which segments there are, what each is doing, and which leaves first. Pure, not synchronised.
 
-A segment goes round::
-
-    FREE --begin--> ACTIVE --close--> FULL --seal--> SEALED --evict--> DRAINING --free--> FREE
-
-A FULL one still has writes under way, a DRAINING one reads. Segments leave in the order in which
-they were begun, those of other namespaces like ours.
+What may become of a segment is the table ``_NEXT``, and nothing else does. Segments leave in the
+order in which they were begun, those of other namespaces like ours.
 """
 
 from collections import Counter
@@ -17,6 +13,7 @@ from typing import NamedTuple
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.tiers.fs.log.format import (
     FIRST_PAGE,
+    MAX_CHUNK_PAGES,
     MAX_ROWS,
     Row,
     end_of,
@@ -35,19 +32,37 @@ class State(Enum):
     """What a segment is doing."""
 
     FREE = "free"
+    """It holds nothing, and nobody reads from it."""
     ACTIVE = "active"
+    """Chunks are appended to it."""
     FULL = "full"
+    """No more are, but writes are under way."""
     SEALED = "sealed"
     DRAINING = "draining"
+    """Its chunks leave; reads are under way."""
+
+
+class Event(Enum):
+    """What happens to a segment."""
+
+    FOUND = "found with chunks in it"
+    BEGUN = "begun"
+    FILLED = "filled"
+    SEALED = "sealed"
+    RESUMED = "resumed"
+    """The last one, when the log is opened again."""
+    LEFT = "told to leave"
+    FREED = "freed"
 
 
 _NEXT = {
-    (State.FREE, State.ACTIVE),
-    (State.ACTIVE, State.FULL),
-    (State.FULL, State.SEALED),
-    (State.SEALED, State.ACTIVE),  # the last one, when the log is opened again
-    (State.SEALED, State.DRAINING),
-    (State.DRAINING, State.FREE),
+    (State.FREE, Event.FOUND): State.SEALED,
+    (State.FREE, Event.BEGUN): State.ACTIVE,
+    (State.ACTIVE, Event.FILLED): State.FULL,
+    (State.FULL, Event.SEALED): State.SEALED,
+    (State.SEALED, Event.RESUMED): State.ACTIVE,
+    (State.SEALED, Event.LEFT): State.DRAINING,
+    (State.DRAINING, Event.FREED): State.FREE,
 }
 
 
@@ -68,7 +83,7 @@ class Segment:
     sequence: int = 0
     created_at: float = 0.0
     keys: list[Key] = field(default_factory=list)
-    """Of the records that it got; which of them still count, the index says."""
+    """Of the rows that it got; which of them still count, the index says."""
     rows: list[Row] = field(default_factory=list)
     """Until it is sealed: what its table will say."""
     next_page: int = FIRST_PAGE
@@ -77,24 +92,32 @@ class Segment:
     _table_bytes: int = 0
     """Of the rows of its table, as it will be at most."""
     _lengths: set[int] = field(default_factory=set)
+    _emptied: bool = False
+    """Its chunks have left, and somebody reads from it yet."""
 
-    def to(self, state: State) -> None:
+    def to(self, event: Event) -> None:
         """Change the state. Raises ValueError, and changes nothing, if that cannot be."""
-        if (self.state, state) not in _NEXT:
-            raise ValueError(f"{self!r} cannot become {state.value}")
-        self.state = state
+        following = _NEXT.get((self.state, event))
+        if following is None:
+            raise ValueError(f"{self!r} cannot be {event.value}")
+        self.state = following
+
+    def found(self, sequence: int, created_at: float) -> None:
+        """It was there when the log was opened, of this use."""
+        self.to(Event.FOUND)
+        self.sequence, self.created_at = sequence, created_at
 
     def begin(self, sequence: int, created_at: float) -> None:
         """It is the active one, and empty."""
-        self.to(State.ACTIVE)
+        self.to(Event.BEGUN)
         self.sequence, self.created_at = sequence, created_at
-        self.clear()
+        self._clear()
 
-    def clear(self) -> None:
-        """It holds nothing."""
+    def _clear(self) -> None:
         self.keys, self.rows = [], []
         self.next_page = FIRST_PAGE
         self._table_bytes, self._lengths = 0, set()
+        self._emptied = False
 
     def take_in(self, rows: Sequence[Row]) -> None:
         """What a table or a scan found in it; ``rows`` itself is kept by ``resume`` alone."""
@@ -102,12 +125,55 @@ class Segment:
 
     def resume(self, rows: Sequence[Row]) -> None:
         """It is the active one again, and goes on behind these."""
-        self.to(State.ACTIVE)
+        self.to(Event.RESUMED)
         self.rows = list(rows)
         lengths = Counter(len(key) for key, *_ in rows)
         self._table_bytes = sum(n * row_bytes(length) for length, n in lengths.items())
         self._lengths = set(lengths)
         self.next_page = end_of(rows)
+
+    def fill(self) -> bool:
+        """Nothing more is appended; whether no write is under way, so that it is to be sealed."""
+        self.to(Event.FILLED)
+        return not self.writes
+
+    def begin_write(self) -> None:
+        """Room in it was handed out; ``end_write`` follows."""
+        self.writes += 1
+
+    def end_write(self) -> bool:
+        """Whether that was the last one of a full segment, so that it is to be sealed."""
+        self.writes -= 1
+        return self.state is State.FULL and not self.writes
+
+    def sealed(self) -> None:
+        """Its table was written, or could not be."""
+        self.to(Event.SEALED)
+        self.rows = []
+
+    def leave(self) -> None:
+        """Its chunks are about to leave; ``emptied`` follows."""
+        self.to(Event.LEFT)
+
+    def begin_read(self) -> None:
+        """Its bytes have to stay as they are; ``end_read`` follows."""
+        self.reads += 1
+
+    def end_read(self) -> None:
+        """The last one frees a segment whose chunks have left."""
+        self.reads -= 1
+        self._free_if_unread()
+
+    def emptied(self) -> None:
+        """Its chunks have left: it is free once nobody reads from it."""
+        self._clear()
+        self._emptied = True
+        self._free_if_unread()
+
+    def _free_if_unread(self) -> None:
+        if self._emptied and not self.reads:
+            self._emptied = False
+            self.to(Event.FREED)
 
     def allocate(self, wanted: Sequence[tuple[Key, int]]) -> Run | None:
         """Room for as many of ``wanted`` - key, bytes - as go into one run here; None: for none."""
@@ -156,8 +222,8 @@ class Pool:
     def __init__(self, capacity_bytes: int, segment_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.segment_bytes = segment_bytes
-        self.largest = segment_bytes - fits(0, 1)
-        """Bytes of the largest payload that a segment has room for."""
+        self.largest = min(segment_bytes - fits(0, 1), MAX_CHUNK_PAGES * PAGE_BYTES)
+        """Bytes of the largest payload that a segment has room for, and the index a number."""
         self.segments: dict[int, Segment] = {}
         self.active: Segment | None = None
         self._sequence = 0
@@ -228,6 +294,6 @@ class Pool:
             assert segment.sequence <= self._sequence, f"{segment!r} is of the future"
 
     def __repr__(self) -> str:
-        states = [s.state.value for s in self.segments.values()]
+        states = [s.state.value for s in list(self.segments.values())]
         counts = ", ".join(f"{states.count(s.value)} {s.value}" for s in State)
         return f"<Pool {self.used_bytes}/{self.capacity_bytes} bytes: {counts}>"

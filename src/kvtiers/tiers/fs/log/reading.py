@@ -7,9 +7,9 @@ from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log.core import LogCore, mapped
+from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import MAX_ROWS
-from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.index import Location
 from kvtiers.tiers.fs.log.pool import RUN_PAGES
 from kvtiers.tiers.fs.log.segment import is_odd, padded, pages
 
@@ -20,7 +20,7 @@ _BRIDGE_PAGES = 4
 
 
 def read_items(
-    core: LogCore, items: Sequence[Item], found: Sequence[Place | None]
+    core: LogCore, items: Sequence[Item], found: Sequence[Location | None]
 ) -> list[KVTiersError | None]:
     """Fill each item's view from where it was found; its segment stays as it is meanwhile."""
     results: list[KVTiersError | None] = [None] * len(items)
@@ -38,7 +38,7 @@ def read_items(
 
 
 def _read_run(
-    core: LogCore, run: Sequence[tuple[Place, int, Item]], results: list[KVTiersError | None]
+    core: LogCore, run: Sequence[tuple[Location, int, Item]], results: list[KVTiersError | None]
 ) -> None:
     number, page = run[0][0].segment, run[0][0].page
     filled: list[memoryview] = []
@@ -54,11 +54,9 @@ def _read_run(
         whole = core.files.read(number, page, buffers)
         problem = "its checksum differs" if whole else "its segment is short"
     except OSError as e:
-        error = mapped("read", core.files.path(number), e)
-        for _, i, item in run:
-            odd = is_odd(e)
-            results[i] = _corrupt("its segment is no file", item.key) if odd else error
+        _fail_run(core, run, e, results)
         return
+    core.complaints.worked("read")
     for (at, i, item), body in zip(run, filled, strict=True):
         if fmt.checksum(core.namespace, item.key, body) != at.checksum:
             results[i] = _corrupt(problem, item.key)
@@ -66,9 +64,20 @@ def _read_run(
             item.view[:] = body[: item.view.nbytes]
 
 
-def runs(there: Sequence[tuple[Place, T]]) -> Iterator[list[tuple[Place, T]]]:
+def _fail_run(
+    core: LogCore,
+    run: Sequence[tuple[Location, int, Item]],
+    error: OSError,
+    results: list[KVTiersError | None],
+) -> None:
+    failure = None if is_odd(error) else core.failed("read", run[0][0].segment, error)
+    for _, i, item in run:
+        results[i] = failure or _corrupt("its segment is no file", item.key)
+
+
+def runs(there: Sequence[tuple[Location, T]]) -> Iterator[list[tuple[Location, T]]]:
     """Chunks that lie close behind each other, as many as one call reads."""
-    run: list[tuple[Place, T]] = []
+    run: list[tuple[Location, T]] = []
     for at, what in there:
         if run and not _near(run[-1][0], at, run[0][0], len(run)):
             yield run
@@ -78,7 +87,7 @@ def runs(there: Sequence[tuple[Place, T]]) -> Iterator[list[tuple[Place, T]]]:
         yield run
 
 
-def _near(before: Place, at: Place, first: Place, count: int) -> bool:
+def _near(before: Location, at: Location, first: Location, count: int) -> bool:
     gap = at.page - before.page - before.pages
     return (
         at.segment == before.segment

@@ -7,8 +7,13 @@ from collections.abc import Container, Iterator
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log.format import FIRST_PAGE, MAX_SEGMENT_PAGES, Header, Row
-from kvtiers.tiers.fs.log.index import MAX_CHUNK_PAGES
+from kvtiers.tiers.fs.log.format import (
+    FIRST_PAGE,
+    MAX_CHUNK_PAGES,
+    MAX_SEGMENT_PAGES,
+    Header,
+    Row,
+)
 from kvtiers.tiers.fs.log.segment import SegmentFiles, pages
 
 _WINDOW_PAGES = 2048

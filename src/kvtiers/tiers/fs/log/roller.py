@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.errors import map_errors
 from kvtiers.events import Reason
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log.core import LogCore, mapped
+from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import Header
-from kvtiers.tiers.fs.log.index import Place
+from kvtiers.tiers.fs.log.index import Location
 from kvtiers.tiers.fs.log.pool import Run, Segment, State
 from kvtiers.tiers.fs.log.reading import runs
 from kvtiers.tiers.fs.log.segment import is_lost, pages
@@ -29,7 +28,7 @@ _NO_GROWTH_S = 30.0
 
 
 class Roller:
-    """Finds a place for every write, by making room where there is none. Any thread.
+    """Finds room for every write, by making it where there is none. Any thread.
 
     What leaves, leaves by the segment, the oldest first; chunks of it that were used are written
     again, into at most a quarter of a segment (the second chance of CLOCK,
@@ -39,10 +38,14 @@ class Roller:
     def __init__(self, core: LogCore) -> None:
         self._core = core
         self._rolling = threading.Lock()
-        """Held by the lane that makes another segment the active one."""
+        """Held by the lane that makes another segment the active one, which sees to whether the
+        log may grow, and to what was said of that. ``core.lock`` is taken within, never around it.
+        """
         self._touched: deque[Key] = deque(maxlen=_MAX_TOUCHED)
         self._no_growth_until = 0.0
-        self._said_cannot_grow = False
+        self._said_cannot_grow = self._said_cannot_remove = False
+        self._evicted: deque[Key] = deque()
+        """Chunks that left and were not reported yet."""
 
     def touch(self, keys: Sequence[Key]) -> None:
         """These were used. Never waits."""
@@ -58,41 +61,51 @@ class Roller:
             with self._core.lock:
                 self._core.index.use(used)
 
-    def place(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run]:
+    def make_room(self, wanted: Sequence[tuple[Key, int]]) -> tuple[Segment, Run]:
         """Room for at least the first of ``wanted`` - key, bytes -, in one segment.
 
         Raises KVTiersError if there is none to be had.
         """
         while True:
             seen = self._core.pool.active
-            found = self._core.take_place(wanted)
+            found = self._core.find_room(wanted)
             if found is not None:
                 return found
             self._roll(seen)
 
     def _roll(self, seen: Segment | None) -> None:
         """Make another segment the active one, unless that was done meanwhile."""
+        core, last = self._core, False
+        try:
+            with self._rolling:
+                if core.pool.active is not seen:
+                    return
+                following = self._begin_another()
+                with core.lock:
+                    core.pool.active = following
+                    if seen is not None:
+                        last = seen.fill()
+                self.prepare()
+        finally:
+            self.report()
+            if seen is not None and last:
+                core.seal(seen)
+
+    def _begin_another(self) -> Segment:
         core = self._core
-        with self._rolling:
-            if core.pool.active is not seen:
-                return
-            following = self._spare()
-            header = Header(
-                core.pool.next_sequence(),
-                following.nbytes,
-                core.context.wall_clock(),
-                core.context.namespace.id,
-            )
-            self._write_header(following, header)
-            with core.lock:
-                following.begin(header.sequence, header.created_at)
-                core.pool.active = following
-                if seen is not None:
-                    seen.to(State.FULL)
-                last = seen is not None and not seen.writes
-            self.prepare()
-        if seen is not None and last:
-            core.seal(seen)
+        following = self._spare()
+        with core.lock:
+            sequence = core.pool.next_sequence()
+        header = Header(
+            sequence,
+            following.nbytes,
+            core.context.wall_clock(),
+            core.context.namespace.id,
+        )
+        self._write_header(following, header)
+        with core.lock:
+            following.begin(header.sequence, header.created_at)
+        return following
 
     def _write_header(self, segment: Segment, header: Header) -> None:
         core = self._core
@@ -102,17 +115,25 @@ class Roller:
             if is_lost(e):
                 with core.lock:
                     core.pool.forget(segment)
-            raise mapped("write", core.files.path(segment.number), e) from None
+            raise core.failed("write", segment.number, e) from None
 
     def _spare(self) -> Segment:
         """A segment to begin. If none was prepared the oldest one leaves without more ado."""
-        pool = self._core.pool
-        while (spare := pool.free() or self._grow()) is None:
-            victim = pool.victim()
+        while (spare := self._free() or self._grow()) is None:
+            victim = self._victim()
             if victim is None:
                 raise self._core.full("every segment is in use")
             self.empty(victim)
+            self._try_to_remove_misfits()
         return spare
+
+    def _free(self) -> Segment | None:
+        with self._core.lock:
+            return self._core.pool.free()
+
+    def _victim(self) -> Segment | None:
+        with self._core.lock:
+            return self._core.pool.victim()
 
     def _grow(self) -> Segment | None:
         """One more segment; None if the capacity or the disk has no room."""
@@ -123,15 +144,13 @@ class Roller:
             segment = core.pool.new()
         if segment is None:
             return None
-        path = core.files.path(segment.number)
         try:
             core.files.make(segment.number, segment.nbytes)
         except OSError as e:
             with core.lock:
                 core.pool.forget(segment)
             if not core.pool.segments:
-                with map_errors("write", path):
-                    raise
+                raise core.failed("write", segment.number, e) from None
             self._no_growth_until = core.context.clock() + _NO_GROWTH_S
             self._say_cannot_grow(e)
             return None
@@ -147,12 +166,12 @@ class Roller:
 
     def prepare(self) -> None:
         """Have a free segment for the next time: the oldest leaves, what was used of it stays."""
-        pool = self._core.pool
-        while pool.free() is None and self._grow() is None:
-            victim = pool.victim()
+        while self._free() is None and self._grow() is None:
+            victim = self._victim()
             if victim is None:
                 return
             self.empty(victim, survive=True)
+            self._try_to_remove_misfits()
             if victim.state is State.DRAINING:  # somebody reads from it yet
                 return
 
@@ -160,7 +179,7 @@ class Roller:
         """Evict the chunks of ``victim``; ``survive``: but for some of those that were used."""
         core = self._core
         with core.lock:
-            victim.to(State.DRAINING)
+            victim.leave()
         if survive:
             self.note_uses()
             self._write_again(victim)
@@ -169,28 +188,46 @@ class Roller:
             core.index.drop(evicted)
         self._erase(victim)
         with core.lock:
-            victim.clear()
-            if not victim.reads:
-                victim.to(State.FREE)
-        self.remove_misfits()
+            victim.emptied()
+        self._evicted.extend(evicted)
+
+    def report(self) -> None:
+        """Say what was evicted since the last time; the listener is not waited for by others."""
+        evicted = []
+        with contextlib.suppress(IndexError):
+            while True:
+                evicted.append(self._evicted.popleft())
         if evicted:
-            core.context.on_removed(evicted, Reason.EVICTED)
+            self._core.context.on_removed(evicted, Reason.EVICTED)
 
     def remove_misfits(self) -> None:
-        """Delete what holds nothing and is of no use, so that the log may grow instead."""
+        """Delete what holds nothing and is of no use, so that the log may grow instead.
+
+        Raises OSError; what could not be deleted is counted on.
+        """
         core = self._core
-        for segment in core.pool.misfits():
+        with core.lock:
+            misfits = core.pool.misfits()
+        for segment in misfits:
             core.files.remove(segment.number)
             with core.lock:
                 core.pool.forget(segment)
             self._no_growth_until = 0.0
+
+    def _try_to_remove_misfits(self) -> None:
+        try:
+            self.remove_misfits()
+        except OSError as e:
+            if not self._said_cannot_remove:
+                self._said_cannot_remove = True
+                _log.warning("%s cannot be made smaller: %s", self._core.files.folder, e)
 
     def _erase(self, victim: Segment) -> None:
         """Nobody finds anything in it any more: what it holds may have been deleted elsewhere."""
         with contextlib.suppress(OSError):
             self._core.files.write(victim.number, 0, [pages(1)])
 
-    def _lying_in(self, segment: Segment) -> list[tuple[Place, Key]]:
+    def _lying_in(self, segment: Segment) -> list[tuple[Location, Key]]:
         found = ((key, self._core.index.find(key)) for key in dict.fromkeys(segment.keys))
         return [(at, key) for key, at in found if at is not None and at.segment == segment.number]
 
@@ -206,7 +243,7 @@ class Roller:
             if not part or not self._copy(victim, part):
                 break
 
-    def _copy(self, victim: Segment, run: Sequence[tuple[Place, Key]]) -> bool:
+    def _copy(self, victim: Segment, run: Sequence[tuple[Location, Key]]) -> bool:
         """Whether there was room for all. Damaged chunks are left behind."""
         core, first, last = self._core, run[0][0], run[-1][0]
         buffer = pages(last.page + last.pages - first.page)
@@ -215,19 +252,20 @@ class Roller:
                 return True
         except OSError:
             return True
-        whole = []
+        sound: list[tuple[Key, memoryview]] = []
         for at, key in run:
             start = (at.page - first.page) * PAGE_BYTES
             payload = buffer[start : start + at.pages * PAGE_BYTES]
             if fmt.checksum(core.namespace, key, payload) == at.checksum:
-                whole.append((key, payload, at))
+                sound.append((key, payload))
+        whole: Sequence[tuple[Key, memoryview]] = sound
         while whole:
-            found = core.take_place([(key, payload.nbytes) for key, payload, _ in whole])
+            whole, found = core.find_room_for_copies(whole)
             if found is None:
-                return False
+                return not whole
             segment, written = found
             part, whole = whole[: len(written.rows)], whole[len(written.rows) :]
-            _, payloads, places = zip(*part, strict=True)
-            if core.append(segment, written, payloads, places) is not None:
+            payloads = [payload for _, payload in part]
+            if core.append(segment, written, payloads, moved=True) is not None:
                 return False
         return True

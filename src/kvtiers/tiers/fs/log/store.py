@@ -6,7 +6,7 @@ Many chunks are written and read by one vectored call, and where each lies is in
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError
@@ -17,34 +17,14 @@ from kvtiers.tiers.fs import folders
 from kvtiers.tiers.fs.capacity import resolve
 from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log import ownership, recovery
-from kvtiers.tiers.fs.log.core import LogCore
-from kvtiers.tiers.fs.log.format import Header, Row
-from kvtiers.tiers.fs.log.index import Place
-from kvtiers.tiers.fs.log.pool import Pool, Segment, State
+from kvtiers.tiers.fs.log import ownership
+from kvtiers.tiers.fs.log.index import Deletion, Location
+from kvtiers.tiers.fs.log.opening import open_log, refuse_too_little
 from kvtiers.tiers.fs.log.reading import read_items
-from kvtiers.tiers.fs.log.roller import Roller
-from kvtiers.tiers.fs.log.segment import SegmentFiles, pages
-from kvtiers.tiers.options import bad_option, require
+from kvtiers.tiers.fs.log.segment import SegmentFiles
+from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
-
-LEAST_SEGMENTS = 4
-LEAST_CHUNKS = 4
-"""Chunks of the largest kind that a segment holds at least."""
-_SEGMENTS, _MAX_SEGMENTS = 64, 4096
-_MOST_SEGMENT_BYTES = 256 << 20
-
-
-def segment_bytes_for(capacity_bytes: int, chunk_bytes: int) -> int:
-    """The length of segments that suits a capacity: 1/64 of it, 256 MiB at most.
-
-    Longer where there would be above 4096, or a segment held fewer than four chunks.
-    """
-    least = fmt.fits(fmt.pages_of(chunk_bytes), LEAST_CHUNKS)
-    fit = max(least, min(capacity_bytes // _SEGMENTS, _MOST_SEGMENT_BYTES))
-    fit = max(fit, capacity_bytes // _MAX_SEGMENTS)
-    return min(fit // PAGE_BYTES, fmt.MAX_SEGMENT_PAGES) * PAGE_BYTES
 
 
 class LogStore:
@@ -77,7 +57,9 @@ class LogStore:
             raise folders.unusable(self._root, e) from e
         try:
             capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
-            self._open(capacity, direct_io, fsync)
+            stated = "capacity_fraction" if capacity_bytes is None else "capacity_bytes"
+            self._open(capacity, stated, direct_io, fsync)
+            self._ownership.keep_capacity(capacity)
         except OSError as e:
             self._ownership.close()
             raise folders.unusable(self._root, e) from e
@@ -87,66 +69,14 @@ class LogStore:
 
     # -- opening and closing --------------------------------------------------------------------
 
-    def _open(self, capacity_bytes: int, direct_io: DirectIO, fsync: bool) -> None:
+    def _open(self, capacity_bytes: int, stated: str, direct_io: DirectIO, fsync: bool) -> None:
         ownership.open_namespace(self._root, self._context.namespace)
         files = SegmentFiles(self._ownership.folder, direct_io, fsync)
-        room = capacity_bytes - ownership.other_bytes(self._root)
-        files.restore_lengths()
-        found = list(recovery.headers(files))
-        pool = _sized(self._context, room, [n for _, n, header in found if header])
-        self._core = LogCore(self._context, files, pool)
-        self._roller = Roller(self._core)
-        own, rows = self._find_segments(found), []
-        for segment, header in own:
-            rows = self._take_in(segment, header)
-        self._shrink()
-        if own and self._core.pool.last_sealed() is own[-1][0]:
-            self._resume(own[-1][0], rows)
-        if not pool.segments:
-            with contextlib.suppress(KVTiersError):  # a disk that is full now may have room later
-                self._roller.prepare()
-        for number in list(pool.segments)[:1]:
-            files.header(number)  # which also tells whether O_DIRECT works here
+        others = ownership.other_bytes(self._root)
+        refuse_too_little(stated, capacity_bytes, others, self._context.layout.slot_bytes)
+        self._core, self._roller = open_log(self._context, files, capacity_bytes - others)
         if direct_io == "on" and not files.direct:
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
-
-    def _find_segments(
-        self, found: Iterable[tuple[int, int, Header | None]]
-    ) -> list[tuple[Segment, Header]]:
-        """Count all; those of this namespace, the oldest first."""
-        own = []
-        for number, nbytes, header in found:
-            segment = Segment(number, nbytes)
-            if header is not None:
-                segment.state, segment.sequence = State.SEALED, header.sequence
-                segment.created_at = header.created_at
-                if header.namespace_id == self._context.namespace.id:
-                    own.append((segment, header))
-            self._core.pool.found(segment)
-        return sorted(own, key=lambda pair: pair[1].sequence)
-
-    def _take_in(self, segment: Segment, header: Header) -> list[Row]:
-        rows, sealed = recovery.rows_of(self._core.files, segment.number, header)
-        segment.take_in(rows)
-        self._core.index.put(segment.number, rows)
-        if not sealed:
-            with contextlib.suppress(OSError):  # then it is looked through again next time
-                self._core.write_table(segment, rows)
-        return rows
-
-    def _shrink(self) -> None:
-        """Bring what was found within a capacity, and to a length, that may have changed."""
-        pool = self._core.pool
-        self._roller.remove_misfits()
-        while pool.used_bytes > pool.capacity_bytes and (victim := pool.victim()) is not None:
-            self._roller.empty(victim)
-
-    def _resume(self, last: Segment, rows: Sequence[Row]) -> None:
-        """Go on where the last owner stopped: the table of the segment is not the last word."""
-        end = fmt.pages_of(last.nbytes)
-        self._core.files.write(last.number, end - 1, [pages(1)])
-        last.resume(rows)
-        self._core.pool.active = last
 
     def close(self) -> None:
         """Write down what the last segment holds; give the folder up."""
@@ -172,16 +102,18 @@ class LogStore:
                 self._give_up()
 
     def _give_up(self) -> None:
-        with contextlib.suppress(KVTiersError):
-            self._flush_deletions()
-        core = self._core
-        with core.lock:
-            active, core.pool.active = core.pool.active, None
+        try:
+            with contextlib.suppress(KVTiersError):
+                self._flush_deletions()
+            core = self._core
+            with core.lock:
+                active, core.pool.active = core.pool.active, None
+                if active is not None:
+                    active.fill()
             if active is not None:
-                active.to(State.FULL)
-        if active is not None:
-            core.seal(active)
-        self._ownership.close()
+                core.seal(active)
+        finally:
+            self._ownership.close()
 
     # -- the contract ---------------------------------------------------------------------------
 
@@ -205,7 +137,7 @@ class LogStore:
             self._flush_deletions()
             while todo:
                 wanted = [(items[i].key, items[i].view.nbytes) for i in todo]
-                segment, run = self._roller.place(wanted)
+                segment, run = self._roller.make_room(wanted)
                 part, todo = todo[: len(run.rows)], todo[len(run.rows) :]
                 error = self._core.append(segment, run, [items[i].view for i in part])
                 for i in part:
@@ -223,12 +155,13 @@ class LogStore:
             found = [core.index.find(item.key) for item in items]
             numbers = {at.segment for at in found if at is not None}
             for number in numbers:
-                core.pool.segments[number].reads += 1
+                core.pool.segments[number].begin_read()
         try:
             results = read_items(core, items, found)
         finally:
-            for number in numbers:
-                self._end_read(number)
+            with core.lock:
+                for number in numbers:
+                    core.pool.segments[number].end_read()
         if any(results):
             self._report_losses(items, found, results)
         self.touch([i.key for i, error in zip(items, results, strict=True) if error is None])
@@ -266,36 +199,26 @@ class LogStore:
     def _flush_deletions(self) -> None:
         """Write down that chunks are gone, so that they do not come back when it is opened."""
         while gone := self._some_deleted():
-            while gone:
-                segment, run = self._roller.place([(key, 0) for key in gone])
-                nothing = [memoryview(b"")] * len(run.rows)
-                error = self._core.append(segment, run, nothing)
+            try:
+                segment, run = self._roller.make_room([(key, 0) for key, _ in gone])
+                part, gone = gone[: len(run.rows)], gone[len(run.rows) :]
+                error = self._core.append_deletions(segment, run, part)
                 if error is not None:
+                    gone = part + gone
                     raise error
-                gone = gone[len(run.rows) :]
+            finally:
+                with self._core.lock:
+                    self._core.deletions.extendleft(reversed(gone))
 
-    def _some_deleted(self) -> list[Key]:
-        gone: list[Key] = []
-        with contextlib.suppress(IndexError):
-            while len(gone) < fmt.MAX_ROWS:
-                key = self._core.deletions.popleft()
-                if key not in self._core.index:  # else it was written again meanwhile
-                    gone.append(key)
-        return gone
-
-    def _end_read(self, number: int) -> None:
-        core = self._core
-        with core.lock:
-            segment = core.pool.segments[number]
-            segment.reads -= 1
-            idle = segment.state is State.DRAINING and not segment.reads
-            if idle and not segment.keys:  # else whoever empties it is still at it
-                segment.to(State.FREE)
+    def _some_deleted(self) -> list[Deletion]:
+        with self._core.lock:
+            deletions = self._core.deletions
+            return [deletions.popleft() for _ in range(min(len(deletions), fmt.MAX_ROWS))]
 
     def _report_losses(
         self,
         items: Sequence[Item],
-        found: Sequence[Place | None],
+        found: Sequence[Location | None],
         results: Sequence[KVTiersError | None],
     ) -> None:
         """What is gone or damaged is forgotten, for good, and said."""
@@ -304,9 +227,8 @@ class LogStore:
             if error is None or error.kind not in (Kind.VANISHED, Kind.CORRUPT):
                 continue
             with self._core.lock:
-                known = at is not None and self._core.index.drop_at(item.key, at)
-            if known:
-                self._core.deletions.append(item.key)
+                known = [] if at is None else self._core.index.drop_at(item.key, at)
+                self._core.deletions.extend(known)
             if error.kind is Kind.VANISHED:
                 gone[Reason.VANISHED].append(item.key)
             elif known:
@@ -338,7 +260,8 @@ class LogStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of all segments, whatever is in them."""
-        return self._core.pool.used_bytes
+        with self._core.lock:
+            return self._core.pool.used_bytes
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
@@ -346,19 +269,3 @@ class LogStore:
 
     def __repr__(self) -> str:
         return f"<LogStore {self._root}: {self._core}>"
-
-
-def _sized(context: StoreContext, room: int, lengths: Iterable[int]) -> Pool:
-    """A pool of segments as long as those that are there, if they suit; ``room`` in bytes."""
-    chunk = context.layout.slot_bytes
-    least = fmt.fits(fmt.pages_of(chunk), LEAST_CHUNKS)
-    few, many = room // LEAST_SEGMENTS, max(least, room // _MAX_SEGMENTS)
-    suit = [n for n in lengths if many <= n <= few and n % PAGE_BYTES == 0]
-    segment = max(suit, default=segment_bytes_for(room, chunk))
-    require(
-        room >= LEAST_SEGMENTS * segment,
-        "capacity_bytes",
-        f"leaves {room} bytes, too little for {LEAST_SEGMENTS} segments of {LEAST_CHUNKS} chunks "
-        f"each: give at least {LEAST_SEGMENTS * least} more than what else lies there",
-    )
-    return Pool(room, segment)

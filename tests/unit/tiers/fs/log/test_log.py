@@ -2,17 +2,20 @@
 
 import errno
 import os
+import re
 import stat
+from dataclasses import replace
 
 import pytest
 
-from kvtiers.chunks import PAGE_BYTES, Namespace
-from kvtiers.errors import ConfigError, Kind
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace
+from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.log import LogStore
+from kvtiers.tiers.fs.log.opening import segment_bytes_for
 from kvtiers.tiers.fs.log.segment import SegmentFiles
-from kvtiers.tiers.fs.log.store import segment_bytes_for
 from tests.unit.tiers.fs.log.log_kit import CAPACITY, SEGMENT, SEGMENTS, held, kill, read, write
 from tests.unit.tiers.tier_kit import CHUNK, NAMESPACE, context, filled, key, page_aligned, payload
 
@@ -170,6 +173,49 @@ def test_what_was_written_again_after_it_was_deleted_is_there(log):
     assert read(log.open(), 1) == [payload(1)]
 
 
+@pytest.mark.parametrize("leave", ["close", "kill"])
+@pytest.mark.parametrize("written", ["between", "around"])
+def test_a_deletion_does_not_reach_what_is_written_before_it_is_written_down(
+    log, monkeypatch, leave, written
+):
+    """Its row lies behind the newer chunk, which was whole before it, or is whole after it."""
+    store = log.open()
+    write(store, 1)
+    find_room, open_writes = store._roller.make_room, []
+
+    def meanwhile(wanted):
+        monkeypatch.undo()
+        if written == "between":
+            write(store, 1)
+        else:
+            open_writes.append(store._core.find_room([(key(1), CHUNK)]))
+        return find_room(wanted)
+
+    monkeypatch.setattr(store._roller, "make_room", meanwhile)
+    store.delete([key(1)])
+    for room in open_writes:
+        assert store._core.append(*room, [filled(1)]) is None
+    assert read(store, 1) == [payload(1)]
+    store.close() if leave == "close" else kill(store)
+    assert read(log.open(), 1) == [payload(1)]
+
+
+def test_a_deletion_that_could_not_be_written_down_is_so_later(log, monkeypatch):
+    store = log.open()
+    write(store, 1, 2)
+
+    def broken(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SegmentFiles, "_write", broken)
+        with pytest.raises(KVTiersError):
+            store.delete([key(1)])
+    write(store, 3)
+    kill(store)
+    assert held(log.open(), [1, 2, 3]) == [2, 3]
+
+
 def test_what_was_found_damaged_stays_away(log):
     store = log.open()
     write(store, 1, 2)
@@ -285,11 +331,32 @@ def test_the_other_layout_refuses_a_log(log):
         FilesStore(context(), str(log.root), capacity_bytes=1 << 20)
 
 
-def test_too_little_capacity_is_refused(log):
-    with pytest.raises(ConfigError, match="capacity_bytes leaves") as refused:
+def test_too_little_capacity_is_refused_with_what_would_do(log):
+    with pytest.raises(ConfigError, match="capacity_bytes gives the log") as refused:
         log.open(capacity_bytes=3 * SEGMENT)
     assert refused.value.context["key"] == "capacity_bytes"
+    needed = int(re.search(r"give at least (\d+) bytes", str(refused.value))[1])
+    with pytest.raises(ConfigError):
+        log.open(capacity_bytes=needed - 1)
+    store = log.open(capacity_bytes=needed)
+    fill(store, segments=6)
+    store.check()
+
+
+def test_too_little_of_the_disk_is_refused_by_the_option_that_was_given(log):
     log.open().close()
+    disk = os.statvfs(log.root)
+    share = 2 * SEGMENT / (disk.f_blocks * disk.f_frsize)
+    with pytest.raises(ConfigError, match="capacity_fraction gives the log") as refused:
+        log.open(capacity_bytes=None, capacity_fraction=share)
+    assert refused.value.context["key"] == "capacity_fraction"
+
+
+def test_chunks_that_no_segment_takes_are_refused_when_it_is_opened(log):
+    made = replace(context(), layout=ChunkLayout((GroupLayout(0, 1 << 30, 16),)))
+    with pytest.raises(ConfigError, match="layout files, or smaller chunks") as refused:
+        LogStore(made, str(log.root), capacity_bytes=CAPACITY)
+    assert refused.value.context["key"] == "layout"
 
 
 def test_what_it_makes_is_private(log):
@@ -377,3 +444,74 @@ def test_the_manifest_of_the_namespace_is_held_against_the_engine(log):
     (log.root / NAMESPACE.id / "manifest.json").write_text("{}")
     with pytest.raises(ConfigError, match="disagrees"):
         log.open()
+
+
+def misfit_log(log):
+    """A log whose segments are of another length than those that it makes from now on."""
+    store = log.open(capacity_bytes=2 * CAPACITY)
+    ns = fill(store, segments=2 * SEGMENTS - 1)
+    store.close()
+    return ns
+
+
+def refuse_to_remove(monkeypatch):
+    def refused(self, number):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(SegmentFiles, "remove", refused)
+
+
+def test_a_segment_that_cannot_be_removed_costs_no_report_and_no_write(log, monkeypatch, caplog):
+    store = log.open()
+    ns = fill(store, segments=SEGMENTS)
+    store._core.pool.segment_bytes += PAGE_BYTES  # as after another capacity
+    refuse_to_remove(monkeypatch)
+    for n in range(1000, 1100):
+        store.write([Item(key(n), filled(n))])
+    ns += range(1000, 1100)
+    assert [n for n in ns if n in log.gone()]
+    assert [n for n in held(store, ns) if n in log.gone()] == []
+    assert len([r for r in caplog.records if "cannot be made smaller" in r.message]) == 1
+
+
+def test_a_log_that_cannot_be_made_smaller_is_not_opened_and_evicts_no_more_for_it(
+    log, monkeypatch
+):
+    ns = misfit_log(log)
+    with monkeypatch.context() as patched:
+        refuse_to_remove(patched)
+        with pytest.raises(ConfigError, match="Operation not permitted"):
+            log.open()
+    log.removed.clear()
+    assert len(held(log.open(capacity_bytes=2 * CAPACITY), ns)) >= len(ns) // 2
+
+
+def test_the_folder_is_given_up_whatever_goes_wrong(log, monkeypatch):
+    store = log.open()
+    write(store, 1)
+
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._core, "seal", broken)
+        with pytest.raises(RuntimeError):
+            store.close()
+    assert read(log.open(), 1) == [payload(1)]
+
+
+def test_evictions_are_told_while_others_may_change_segments(log):
+    store = log.open()
+    free = []
+
+    class Told(list):
+        def __iadd__(self, more):
+            free.append(store._roller._rolling.acquire(blocking=False))
+            if free[-1]:
+                store._roller._rolling.release()
+            return super().__iadd__(more)
+
+    log.removed = Told()
+    fill(store, segments=2 * SEGMENTS)
+    assert free
+    assert all(free)

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -201,7 +202,7 @@ def test_nothing_changes_and_nothing_is_locked(log, place):
     assert place.usage()
     assert answers(place, 1, 2) == [payload(1), payload(2)]
     assert list(place.faults(NAMESPACE.id)) == []
-    assert (place.owner(), place.capacity()) == (os.getpid(), None)
+    assert (place.owner(), place.capacity()) == (os.getpid(), CAPACITY)
     assert image(log) == before
     store.check()
     store.close()
@@ -467,7 +468,7 @@ def test_every_byte_is_accounted_for(log, place):
     (log.root / "folder" / "inside").write_bytes(b"not ours to look at")
     (log.root / "log" / "manifest.tmp").write_bytes(b"{}")
     usage = {(u.namespace, u.part): u.bytes for u in place.usage()}
-    lock = len(f"{os.getpid()}\n")
+    lock = len(f"{os.getpid()}\n{CAPACITY}\n")
     assert usage[NAMESPACE.id, Part.OTHER] == len(NAMESPACE.manifest())
     assert usage[NAMESPACE.id, Part.CHUNKS] == len(numbers(place)) * CHUNK
     assert usage["", Part.FOREIGN] == 3
@@ -485,7 +486,7 @@ def test_its_store_is_the_one_that_engines_use_and_no_larger_than_it_was(log, pl
     store.close()
     assert numbers(place) == ns[1:]
     assert log.disk_bytes() == before
-    assert place.bound() >= before - 32
+    assert place.bound() == CAPACITY
 
 
 def test_a_young_log_may_be_repaired_without_its_capacity(log, place):
@@ -498,8 +499,36 @@ def test_a_young_log_may_be_repaired_without_its_capacity(log, place):
     assert {p.stat().st_size for p in log.segments()} == {SEGMENT}
 
 
+def test_a_log_keeps_its_capacity_whatever_namespaces_come(log, place):
+    """Each costs its manifest, and no more: the log does not shrink by looking at what it has."""
+    ns = sealed_log(log, segments=5)
+    for n in range(5):
+        place.open_store(Namespace({"model": f"new {n}", "format": 1}), LAYOUT).close()
+        assert place.bound() == CAPACITY
+    assert numbers(place) == ns
+    log.open(capacity_bytes=2 * CAPACITY).close()
+    with closing(Ownership(str(log.root))):  # as tools do that write no chunks
+        assert place.owner() == os.getpid()
+    assert place.capacity() == 2 * CAPACITY
+    with pytest.raises(ConfigError, match="capacity_bytes"):
+        log.open(capacity_bytes=SEGMENT)
+    assert place.capacity() == 2 * CAPACITY
+
+
+@pytest.mark.parametrize("said", [b"", b"123\n", b"123\n12 GiB\n", b"\n\n", b"\xff\xff\n5"])
+def test_a_log_that_does_not_say_its_capacity_asks_for_it(log, place, said):
+    stored(log, 1).close()
+    (log.root / "log" / "lock").write_bytes(said)
+    if said.endswith(b"5"):
+        assert place.capacity() == 5
+        return
+    assert place.bound() is None
+    with pytest.raises(ConfigError, match="add &capacity="):
+        place.open_store(NAMESPACE, LAYOUT)
+
+
 def test_a_new_log_needs_a_capacity_and_an_owned_one_is_refused(log, place, tmp_path):
-    with pytest.raises(ConfigError, match="is new: add &capacity="):
+    with pytest.raises(ConfigError, match="how large it may become: add &capacity="):
         place.open_store(NAMESPACE, LAYOUT)
     with_capacity = LogPlace(str(log.root), pytest.fail, CAPACITY)
     store = with_capacity.open_store(NAMESPACE, LAYOUT)

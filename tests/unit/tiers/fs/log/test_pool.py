@@ -9,23 +9,76 @@ from hypothesis import strategies as st
 from kvtiers.chunks import PAGE_BYTES, make_key
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import FIRST_PAGE, MAX_ROWS
-from kvtiers.tiers.fs.log.pool import RUN_PAGES, Pool, Segment, State
+from kvtiers.tiers.fs.log.pool import RUN_PAGES, Event, Pool, Segment, State
 from tests.unit.tiers.tier_kit import key
 
-CYCLE = [State.FREE, State.ACTIVE, State.FULL, State.SEALED, State.DRAINING, State.FREE]
-ALLOWED = {*itertools.pairwise(CYCLE), (State.SEALED, State.ACTIVE)}
+ALLOWED = {
+    (State.FREE, Event.FOUND): State.SEALED,
+    (State.FREE, Event.BEGUN): State.ACTIVE,
+    (State.ACTIVE, Event.FILLED): State.FULL,
+    (State.FULL, Event.SEALED): State.SEALED,
+    (State.SEALED, Event.RESUMED): State.ACTIVE,
+    (State.SEALED, Event.LEFT): State.DRAINING,
+    (State.DRAINING, Event.FREED): State.FREE,
+}
 
 
-@pytest.mark.parametrize(("was", "becomes"), itertools.product(State, State))
-def test_a_segment_goes_round_and_no_other_way(was, becomes):
+@pytest.mark.parametrize(("was", "event"), itertools.product(State, Event))
+def test_a_segment_goes_round_and_no_other_way(was, event):
     segment = Segment(0, 1 << 20, was)
-    if (was, becomes) in ALLOWED:
-        segment.to(becomes)
-        assert segment.state is becomes
+    if (was, event) in ALLOWED:
+        segment.to(event)
+        assert segment.state is ALLOWED[was, event]
         return
-    with pytest.raises(ValueError, match="cannot become"):
-        segment.to(becomes)
+    with pytest.raises(ValueError, match="cannot be"):
+        segment.to(event)
     assert segment.state is was
+
+
+def test_a_full_segment_is_sealed_by_whoever_wrote_last():
+    segment = Segment(0, 1 << 20)
+    segment.begin(1, 0.0)
+    segment.begin_write()
+    segment.begin_write()
+    assert not segment.end_write()
+    assert not segment.fill()
+    assert segment.end_write()
+    quiet = Segment(0, 1 << 20)
+    quiet.begin(1, 0.0)
+    assert quiet.fill()
+
+
+@pytest.mark.parametrize("rows", [[], [(key(1), 3, 8192, 0)]])
+def test_a_segment_that_is_read_is_free_after_the_last_read_and_not_before_it_was_emptied(rows):
+    segment = Segment(0, 1 << 20)
+    segment.found(1, 0.0)
+    segment.take_in(rows)
+    segment.begin_read()
+    segment.begin_read()
+    segment.leave()
+    segment.end_read()
+    segment.begin_read()
+    segment.end_read()
+    assert segment.state is State.DRAINING
+    segment.emptied()
+    assert segment.state is State.DRAINING
+    segment.end_read()
+    assert segment.state is State.FREE
+    segment.begin(2, 0.0)
+    segment.begin_read()
+    segment.end_read()
+    assert segment.state is State.ACTIVE
+
+
+def test_a_segment_whose_last_read_ends_before_it_was_emptied_waits_for_that():
+    segment = Segment(0, 1 << 20)
+    segment.found(1, 0.0)
+    segment.begin_read()
+    segment.leave()
+    segment.end_read()
+    assert segment.state is State.DRAINING
+    segment.emptied()
+    assert segment.state is State.FREE
 
 
 def names(lengths):
@@ -84,7 +137,7 @@ def test_the_first_that_was_begun_leaves_first_unless_somebody_writes():
     pool = Pool(1 << 30, 1 << 20)
     third, first, second = (sealed(pool, n, s) for n, s in ((0, 9), (1, 4), (2, 6)))
     assert pool.victim() is first
-    first.to(State.DRAINING)
+    first.leave()
     assert pool.victim() is second
     assert pool.last_sealed() is third
     assert pool.next_sequence() == 10

@@ -133,7 +133,7 @@ def test_a_disk_that_is_full(what: str, tmp_path: Path) -> None:
 
 
 def read_only(place: Path) -> None:
-    """What is there is served, nothing is stored, one line says why; and it passes."""
+    """What is there is served, nothing is stored, the log and its tier say so once; it passes."""
     lines = Lines()
     bench = open_tier(place)
     store(bench, 1, 2, 3)
@@ -146,7 +146,8 @@ def read_only(place: Path) -> None:
             assert bench.tier.drain_jobs(20)
             (outcome,) = bench.tier.get_finished_jobs()
             assert outcome.failed[key(n)].kind is Kind.IO  # type: ignore[union-attr]
-    (line,) = lines.said
+    first, line = lines.said
+    assert "write fails, which costs hits and nothing else" in first
     assert "keeps failing and is left alone" in line
     assert "Read-only file system" in line
     subprocess.run(["umount", root], check=True)
@@ -216,6 +217,32 @@ def test_a_write_that_fails_once_is_tried_again(
     load(bench, 1, 2)
     bench.store.check()
     bench.tier.shutdown(10)
+
+
+@pytest.mark.parametrize(("call", "what"), [("pwritev", "write"), ("preadv", "read")])
+def test_a_disk_that_fails_every_call_is_said_once_and_so_is_its_end(
+    log: Log,
+    call: str,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="kvtiers")
+    opened = log.open()
+    opened.write([Item(key(1), filled(1))])
+    failed = fails(call, errno.EIO, 8, monkeypatch)
+    while failed() < 8:
+        if what == "write":
+            (error,) = opened.write([Item(key(2), filled(2))])
+            assert error is not None
+        else:
+            assert read(opened, 1) == [Kind.IO]
+    assert caplog.text.count(f"{what} fails") == 1
+    assert f"{what} works again" not in caplog.text
+    opened.write([Item(key(3), filled(3))])
+    assert read(opened, 1, 3) == [payload(1), payload(3)]
+    assert caplog.text.count(f"{what} works again") == 1
+    opened.check()
 
 
 @pytest.mark.parametrize("nth", range(1, 40))
