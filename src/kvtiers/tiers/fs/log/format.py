@@ -29,6 +29,8 @@ VERSION = 1
 FIRST_PAGE = 1
 MAX_SEGMENT_PAGES = 1 << 19
 """2 GiB: a place in the index stays a small number."""
+_MAX_SEQUENCE = 1 << 62
+"""No log comes near it: a larger one is forged, and would leave no number for the next use."""
 MAX_ROWS = 256
 """Of a run: so many payloads go into one vectored call."""
 
@@ -75,11 +77,17 @@ def pack_header(header: Header) -> bytes:
 
 
 def parse_header(page: bytes | memoryview) -> Header | None:
-    """What the first page says; None if it is damaged, unwritten or of another version."""
+    """What the first page says; None if it is damaged, unwritten or of another version.
+
+    Nor is it one if it claims what no segment is: its file would be made as long as it says.
+    """
     if not _intact(page):
         return None
     magic, version, _, _, sequence, length, created_at, namespace = _HEADER.unpack_from(page)
     if magic != _HEADER_MAGIC or version != VERSION:
+        return None
+    pages, odd = divmod(length, PAGE_BYTES)
+    if odd or not FIRST_PAGE < pages <= MAX_SEGMENT_PAGES or sequence > _MAX_SEQUENCE:
         return None
     return Header(sequence, length, created_at, namespace.hex())
 
@@ -170,6 +178,13 @@ def _pack_rows(rows: Iterable[Row]) -> bytes:
 def _parse_rows(packed: bytes | memoryview, digest: int) -> list[Row] | None:
     if xxh3_64_intdigest(packed) != digest:
         return None
+    try:
+        return _rows_in(packed)
+    except struct.error:  # forged, or of a future version
+        return None
+
+
+def _rows_in(packed: bytes | memoryview) -> list[Row]:
     rows: list[Row] = []
     at, end = 0, len(packed)
     while at < end:

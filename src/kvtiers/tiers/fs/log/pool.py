@@ -26,6 +26,7 @@ from kvtiers.tiers.fs.log.format import (
     row_bytes,
     table_pages,
 )
+from kvtiers.tiers.fs.log.index import MAX_CHUNK_PAGES
 
 RUN_PAGES = 4096
 """16 MiB: what one call moves, unless a chunk is larger."""
@@ -156,8 +157,8 @@ class Pool:
     def __init__(self, capacity_bytes: int, segment_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.segment_bytes = segment_bytes
-        self.largest = segment_bytes - fits(0, 1)
-        """Bytes of the largest payload that a segment has room for."""
+        self.largest = min(segment_bytes - fits(0, 1), MAX_CHUNK_PAGES * PAGE_BYTES)
+        """Bytes of the largest payload that a segment has room for, and the index a number."""
         self.segments: dict[int, Segment] = {}
         self.active: Segment | None = None
         self._sequence = 0

@@ -167,14 +167,15 @@ class Roller:
         with core.lock:
             evicted = [key for _, key in self._lying_in(victim)]
             core.index.drop(evicted)
+        if evicted:
+            core.context.on_removed(evicted, Reason.EVICTED)
         self._erase(victim)
         with core.lock:
             victim.clear()
             if not victim.reads:
                 victim.to(State.FREE)
-        self.remove_misfits()
-        if evicted:
-            core.context.on_removed(evicted, Reason.EVICTED)
+        with contextlib.suppress(OSError):  # it stays, counts, and is tried the next time
+            self.remove_misfits()
 
     def remove_misfits(self) -> None:
         """Delete what holds nothing and is of no use, so that the log may grow instead."""
@@ -209,8 +210,8 @@ class Roller:
     def _copy(self, victim: Segment, run: Sequence[tuple[Place, Key]]) -> bool:
         """Whether there was room for all. Damaged chunks are left behind."""
         core, first, last = self._core, run[0][0], run[-1][0]
-        buffer = pages(last.page + last.pages - first.page)
         try:
+            buffer = pages(last.page + last.pages - first.page)
             if not core.files.read(victim.number, first.page, [buffer]):
                 return True
         except OSError:

@@ -91,7 +91,7 @@ class LogStore:
         ownership.open_namespace(self._root, self._context.namespace)
         files = SegmentFiles(self._ownership.folder, direct_io, fsync)
         room = capacity_bytes - ownership.other_bytes(self._root)
-        files.restore_lengths()
+        files.restore_lengths(room)
         found = list(recovery.headers(files))
         pool = _sized(self._context, room, [n for _, n, header in found if header])
         self._core = LogCore(self._context, files, pool)
@@ -204,7 +204,7 @@ class LogStore:
         try:
             self._flush_deletions()
             while todo:
-                wanted = [(items[i].key, items[i].view.nbytes) for i in todo]
+                wanted = [(items[i].key, items[i].view.nbytes) for i in todo[: fmt.MAX_ROWS]]
                 segment, run = self._roller.place(wanted)
                 part, todo = todo[: len(run.rows)], todo[len(run.rows) :]
                 error = self._core.append(segment, run, [items[i].view for i in part])
