@@ -133,19 +133,31 @@ class InstantPresence:
             self._denials.lift(key)
 
     def announce(self, keys: Iterable[Key]) -> list[Key]:
-        """These are there by our doing: all are news, for only what is lacking is stored."""
-        new = list(keys)
+        """These are there by our doing. Returns those that still are.
+
+        What left between its write and this was, or will be, said to be gone: that is the end.
+        """
+        new = self._those(keys, there=True)
         self.add(new)
         for key in new:
             self._losses.forget(key)
         return new
 
     def discard(self, keys: Iterable[Key]) -> list[Key]:
-        """These are gone. Returns those of which that was not said before."""
-        news = [key for key in keys if key not in self._losses]
+        """These are gone. Returns those of which that was not said before.
+
+        What was written again meanwhile is there: news of its loss may come later than of that.
+        """
+        news = [key for key in self._those(keys, there=False) if key not in self._losses]
         for key in news:
             self._losses.add(key)
         return news
+
+    def _those(self, keys: Iterable[Key], *, there: bool) -> list[Key]:
+        """Those of which the store says now that they are there, or that they are not."""
+        asked = list(keys)
+        lacking = set(self.lacks(asked))
+        return [key for i, key in enumerate(asked) if (i not in lacking) is there]
 
     def deny(self, keys: Iterable[Key], now: float) -> None:
         """Do not find these until the time to live has passed, or until they are added."""

@@ -78,6 +78,7 @@ def test_a_loss_is_said_once_however_often_it_is_noticed(bench):
 def test_what_comes_back_can_be_lost_again(bench):
     bench.inbox.removed([key(3)], Reason.EVICTED)
     bench.run(bench.store_job(3))
+    del bench.store.chunks[key(3)]
     bench.inbox.removed([key(3)], Reason.EVICTED)
     bench.tier.get_finished_jobs()
     assert [type(e) for e in bench.tier.take_events()] == [
@@ -85,3 +86,27 @@ def test_what_comes_back_can_be_lost_again(bench):
         ChunksStored,
         ChunksRemoved,
     ]
+
+
+def test_a_loss_that_is_told_before_the_store_ends_is_the_last_word(bench):
+    job = bench.store_job(3)
+    written = bench.store.write
+
+    def written_and_evicted(items):
+        bench.store.answers.pop("write")
+        results = written(items)
+        del bench.store.chunks[key(3)]
+        bench.inbox.removed([key(3)], Reason.EVICTED)
+        return results
+
+    bench.store.answers["write"] = written_and_evicted
+    bench.run(job)
+    assert [type(e) for e in bench.tier.take_events()] == [ChunksRemoved]
+
+
+def test_a_loss_that_is_told_after_the_chunk_was_written_again_is_none(bench):
+    bench.run(bench.store_job(3))
+    bench.tier.take_events()
+    bench.inbox.removed([key(3)], Reason.EVICTED)  # as it was before, by a lane that was slow
+    bench.tier.get_finished_jobs()
+    assert bench.tier.take_events() == []

@@ -138,6 +138,11 @@ class Quota:
         self.counted_at = at
         self.suspect = False
 
+    def plausible(self) -> bool:
+        """Whether no sum is below zero, which would grant more than the capacity."""
+        sums = [self.claimed or 0, *(member.held for member in self.members.values())]
+        return min(sums) >= 0 and math.isfinite(self.counted_at)
+
     def to_bytes(self) -> bytes:
         """The text of the quota file: a checksum, a line of JSON, and blanks up to whole pages."""
         state = {
@@ -170,9 +175,10 @@ def from_bytes(text: bytes) -> Quota:
     if digest != xxh3_64_hexdigest(body).encode():
         return Quota()
     try:
-        return _quota(json.loads(body))
-    except (ValueError, TypeError, KeyError):
+        quota = _quota(json.loads(body))
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return Quota()
+    return quota if quota.plausible() else Quota()
 
 
 def _quota(state: dict[str, Any]) -> Quota:

@@ -1,8 +1,10 @@
 """The account of a root: whatever is granted, spent, lost and counted, it is never too low."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from xxhash import xxh3_64_hexdigest
 
 from kvtiers.tiers.fs.quota import MAX_PORTION, RESERVED_BYTES, STATE_BYTES, Quota, from_bytes
 
@@ -66,6 +68,24 @@ def test_the_file_survives_and_a_damaged_one_says_that_nobody_has_counted() -> N
     assert from_bytes(text + b" " * STATE_BYTES) == quota
     for damaged in (b"", text[:-3000][:50], text.replace(b"12", b"13"), b"\xff" * 4096, b"{}"):
         assert from_bytes(damaged) == Quota()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"claimed":-1000000,"granted":0,"suspect":false,"counted_at":0,"cleaning_until":0,'
+        b'"stated":null,"members":{}}',
+        b'{"claimed":0,"granted":0,"suspect":false,"counted_at":NaN,"cleaning_until":0,'
+        b'"stated":null,"members":{}}',
+        b'{"claimed":0,"granted":Infinity,"suspect":false,"counted_at":0,"cleaning_until":0,'
+        b'"stated":null,"members":{}}',
+        b'{"members":[]}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_file_that_says_nonsense_says_that_nobody_has_counted(body: bytes) -> None:
+    assert from_bytes(xxh3_64_hexdigest(body).encode() + b" " + body).claimed is None
+    assert not from_bytes(xxh3_64_hexdigest(body).encode() + b" " + body).members
 
 
 def test_names_that_lead_elsewhere_are_no_members() -> None:

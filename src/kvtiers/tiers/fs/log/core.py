@@ -151,8 +151,9 @@ class LogCore:
             self.write_table(segment, segment.rows)
         except OSError as e:
             _log.warning("%s: no table: %s", self.files.path(segment.number), e.strerror)
-        with self.lock:
-            segment.sealed()
+        finally:  # whatever happened, nobody but its eviction has business with it now
+            with self.lock:
+                segment.sealed()
 
     def write_table(self, segment: Segment, rows: Sequence[Row]) -> None:
         """Write the last pages. Raises OSError."""

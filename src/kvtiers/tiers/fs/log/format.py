@@ -32,6 +32,8 @@ MAX_SEGMENT_PAGES = 1 << 19
 """2 GiB: a location in the index stays a small number."""
 MAX_CHUNK_PAGES = (1 << 18) - 1
 """A page less than 1 GiB, for the same reason."""
+_MAX_SEQUENCE = 1 << 62
+"""No log comes near it: a larger one is forged, and would leave no number for the next use."""
 MAX_ROWS = 256
 """Of a run: so many payloads go into one vectored call."""
 
@@ -84,11 +86,17 @@ def pack_header(header: Header) -> bytes:
 
 
 def parse_header(page: bytes | memoryview) -> Header | None:
-    """What the first page says; None if it is damaged, unwritten or of another version."""
+    """What the first page says; None if it is damaged, unwritten or of another version.
+
+    Nor is it one if it claims what no segment is: its file would be made as long as it says.
+    """
     if not _intact(page):
         return None
     magic, version, _, _, sequence, length, created_at, namespace = _HEADER.unpack_from(page)
     if magic != _HEADER_MAGIC or version != VERSION:
+        return None
+    pages, odd = divmod(length, PAGE_BYTES)
+    if odd or not FIRST_PAGE < pages <= MAX_SEGMENT_PAGES or sequence > _MAX_SEQUENCE:
         return None
     return Header(sequence, length, created_at, namespace.hex())
 

@@ -70,7 +70,7 @@ def open_log(context: StoreContext, files: SegmentFiles, room: int) -> tuple[Log
 
     The caller owns the folder. Raises OSError.
     """
-    files.restore_lengths()
+    files.restore_lengths(room)
     found = list(recovery.headers(files))
     pool = _sized(room, context.layout.slot_bytes, [n for _, n, header in found if header])
     core = LogCore(context, files, pool)

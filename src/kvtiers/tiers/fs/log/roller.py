@@ -246,8 +246,8 @@ class Roller:
     def _copy(self, victim: Segment, run: Sequence[tuple[Location, Key]]) -> bool:
         """Whether there was room for all. Damaged chunks are left behind."""
         core, first, last = self._core, run[0][0], run[-1][0]
-        buffer = pages(last.page + last.pages - first.page)
         try:
+            buffer = pages(last.page + last.pages - first.page)
             if not core.files.read(victim.number, first.page, [buffer]):
                 return True
         except OSError:

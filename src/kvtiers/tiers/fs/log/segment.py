@@ -93,14 +93,19 @@ class SegmentFiles:
             except IsADirectoryError:
                 os.rmdir(path)
 
-    def restore_lengths(self) -> None:
+    def restore_lengths(self, room: int) -> None:
         """Give files that were cut short or lengthened the length that they say they have.
 
-        What else they hold is not lost with it.
+        What else they hold is not lost with it. None is lengthened if all would be above ``room``.
         """
-        for number, nbytes in self.numbers().items():
+        found = self.numbers()
+        for number, nbytes in found.items():
             header = self.header(number) if nbytes >= PAGE_BYTES else None
-            if header is not None and header.segment_bytes != nbytes:
+            if header is None or header.segment_bytes == nbytes:
+                continue
+            others = sum(found.values()) - nbytes
+            if header.segment_bytes < nbytes or others + header.segment_bytes <= room:
+                found[number] = header.segment_bytes
                 with contextlib.suppress(OSError), self.opened(number, 0, write=True) as fd:
                     os.ftruncate(fd, header.segment_bytes)
                     os.posix_fallocate(fd, 0, header.segment_bytes)

@@ -136,7 +136,7 @@ class LogStore:
         try:
             self._flush_deletions()
             while todo:
-                wanted = [(items[i].key, items[i].view.nbytes) for i in todo]
+                wanted = [(items[i].key, items[i].view.nbytes) for i in todo[: fmt.MAX_ROWS]]
                 segment, run = self._roller.make_room(wanted)
                 part, todo = todo[: len(run.rows)], todo[len(run.rows) :]
                 error = self._core.append(segment, run, [items[i].view for i in part])
