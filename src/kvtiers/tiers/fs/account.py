@@ -67,7 +67,7 @@ class Account:
         self._looked_for_dead: float | None = None
         self._said_smaller = False
         self.suspect = False
-        """A turn failed: what was done in it may be missing in the books."""
+        """The books may be wrong: a turn failed, or a write that cannot be undone."""
 
     # -- membership -----------------------------------------------------------------------------
 
@@ -151,6 +151,11 @@ class Account:
         with self._lock:
             self._promised -= size
             self._freed += size
+
+    def lose_track(self, size: int) -> None:
+        """That write may have left something on the disk."""
+        self.fill(size)
+        self.suspect = True
 
     def freed(self, size: int) -> None:
         """So much left the disk, outside of a turn."""

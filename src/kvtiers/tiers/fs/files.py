@@ -242,10 +242,10 @@ class FilesStore:
             self._io.write(temp, item.view)
             moved = self._move(temp, path, self._damaged.holds(item.key, path))
         except BaseException:
-            self._drop(temp, size)
+            self._drop(temp, path, size)
             raise
         if not moved:
-            self._drop(temp, size)
+            self._drop(temp, path, size)
             return
         self._room.fill(size)
         if self._fsync:
@@ -261,10 +261,19 @@ class FilesStore:
                 self._room.freed(size)
             raise
 
-    def _drop(self, temp: str, size: int) -> None:
-        with contextlib.suppress(OSError):
+    def _drop(self, temp: str, path: str, size: int) -> None:
+        """Undo a write. What may lie on the disk yet goes on counting."""
+        try:
             os.unlink(temp)
-        self._room.release(size)
+            gone = True
+        except FileNotFoundError:  # never made; or renamed, over a network that says it failed
+            gone = not os.path.lexists(path)
+        except OSError:
+            gone = False
+        if gone:
+            self._room.release(size)
+        else:
+            self._room.lose_track(size)
 
     def _move(self, temp: str, path: str, replace: bool) -> bool:
         """Whether ``path`` is ``temp`` now; not if somebody wrote it meanwhile."""

@@ -119,6 +119,10 @@ class Room:
         """What was reserved is not on the disk, or not any more."""
         self._account.release(size)
 
+    def lose_track(self, size: int) -> None:
+        """What was reserved is on the disk or is not: a count will tell."""
+        self._account.lose_track(size)
+
     def freed(self, size: int) -> None:
         """So much left the disk by other means than eviction."""
         self._account.freed(size)
@@ -276,6 +280,9 @@ class Unbounded:
         """Nothing to do."""
 
     def release(self, size: int) -> None:
+        """Nothing to do."""
+
+    def lose_track(self, size: int) -> None:
         """Nothing to do."""
 
     def freed(self, size: int) -> None:

@@ -19,7 +19,10 @@ class Candidate(NamedTuple):
 
 
 def measure(root: str, namespaces: Iterable[str] | None = None) -> int:
-    """Bytes of all files of ours under ``root``, or in some namespaces. Raises OSError.
+    """Bytes of all files of ours under ``root``, or in some namespaces.
+
+    Raises OSError rather than leave out a folder that cannot be listed now: a count that is too
+    low would let the root grow above its capacity.
 
     A file that is renamed meanwhile may be counted twice and is never missed: they go from
     ``tmp`` to the chunks and from the chunks to ``quarantine``, and are visited in that order.
@@ -30,10 +33,10 @@ def measure(root: str, namespaces: Iterable[str] | None = None) -> int:
         namespaces = names.namespaces(root)
     for namespace in namespaces:
         folder = os.path.join(root, namespace)
-        below = [e.path for e in _entries(folder) if e.is_dir(follow_symlinks=False)]
+        below = [e.path for e in _all_entries(folder) if e.is_dir(follow_symlinks=False)]
         for place in sorted(below, key=_visit):
             total += sum(_size(path) for path in _files(place))
-        total += sum(_size(e.path) for e in _entries(folder) if not _is_folder(e))
+        total += sum(_size(e.path) for e in _all_entries(folder) if not _is_folder(e))
     return total
 
 
@@ -81,7 +84,7 @@ def _chunks(root: str, folder: str) -> list[Candidate]:
 
 
 def _files(folder: str) -> Iterator[str]:
-    for where, _, file_names in os.walk(folder):
+    for where, _, file_names in os.walk(folder, onerror=_unless_not_ours):
         for name in file_names:
             yield os.path.join(where, name)
 
@@ -93,11 +96,25 @@ def _size(path: str) -> int:
         return 0
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _unless_not_ours(error: OSError) -> None:
+    """Raise ``error`` unless it says: gone meanwhile, no folder, or another user's."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+        raise error
+
+
+def _all_entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
-    except OSError:  # gone meanwhile, no folder, or another user's
+    except OSError as e:
+        _unless_not_ours(e)
+        return []
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        return _all_entries(folder)
+    except OSError:  # looked at again when the walk comes back
         return []
 
 

@@ -293,3 +293,60 @@ def test_a_broken_disk_through_the_tier(tmp_path: Path) -> None:
             isinstance(e, ChunksRemoved) and e.reason is not Reason.EVICTED
             for e in tier.tier.take_events()
         )
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EIO])
+def test_what_a_failed_write_leaves_on_the_disk_counts(folder: Folder, code: int) -> None:
+    """As in a folder in which nothing may be renamed or deleted: everything stays."""
+    bound = capacity(20)
+    store = folder.open(capacity_bytes=bound)
+    write(store, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        failing(code, "replace", "unlink")(patch)
+        for n in range(1, 60):
+            assert write(store, n) != [None]
+            assert folder.disk_bytes() <= bound
+    folder.let_promises_end()
+    store.close()
+    store = folder.open(capacity_bytes=bound)
+    assert write(store, *range(1, 60)) == [None] * 59
+    store.check()
+
+
+def test_a_rename_that_was_done_and_said_to_have_failed_counts(folder: Folder) -> None:
+    """NFS sends a call again whose answer was lost, and then the old name is gone."""
+    bound = capacity(20)
+    store = folder.open(capacity_bytes=bound)
+    write(store, 0)
+    real = os.replace
+
+    def done_and_failed(old: Any, new: Any) -> None:
+        real(old, new)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", done_and_failed)
+        for n in range(1, 60):
+            write(store, n)
+            assert folder.disk_bytes() <= bound
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.ENOMEM])
+def test_what_cannot_be_listed_is_not_counted_as_nothing(folder: Folder, code: int) -> None:
+    bound = capacity(20)
+    store = folder.open(capacity_bytes=bound)
+    write(store, *range(20))
+    real = os.scandir
+
+    def refused(path: Any) -> Any:
+        if os.path.basename(path) == "00":
+            raise OSError(code, os.strerror(code))
+        return real(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", refused)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            store._account.count()
+        write(store, *range(20, 60))
+    assert folder.disk_bytes() <= bound
+    store.check()

@@ -309,7 +309,7 @@ def test_a_damaged_header_is_told_and_mending_removes_what_nobody_can_use(log, p
     assert list(place.faults(NAMESPACE.id)) == []
     (fault,) = place.faults("")
     assert fault.problem == f"{first}: the header is damaged, so what it held is lost"
-    assert [f.outcome for f in place.mend([fault])] == ["removed"]
+    assert [f.outcome for f in place.mend([fault])] == ["given its length again"]
     assert not first.exists()
     assert held(log.open(), ns) == [n for n in ns if n not in lost]
 
@@ -381,7 +381,7 @@ def test_what_is_no_segment_is_left_alone_and_counted_as_foreign(log, place, com
     (folder / "00000080.kvs").write_bytes(b"short")
     (folder / "00000081.kvs").touch()
     with (folder / "00000082.kvs").open("wb") as f:
-        f.write(fmt.pack_header(Header(9, 1 << 30, 0.0, NAMESPACE.id)))
+        f.write(fmt.pack_header(Header(9, 1 << 20, 0.0, NAMESPACE.id)))
         f.truncate(1 << 40)
     assert numbers(place) == [1]
     assert answers(place, 1) == [payload(1)]
@@ -391,8 +391,8 @@ def test_what_is_no_segment_is_left_alone_and_counted_as_foreign(log, place, com
         Part.FOREIGN,
     }
     (fault,) = place.faults(NAMESPACE.id)
-    assert "00000082.kvs says that it has 1073741824 bytes" in fault.problem
-    assert [f.outcome for f in place.mend([fault])] == ["removed"]
+    assert "00000082.kvs is 1099511627776 bytes long and should be 1048576" in fault.problem
+    assert [f.outcome for f in place.mend([fault])] == ["given its length again"]
     assert complaints == []
 
 
