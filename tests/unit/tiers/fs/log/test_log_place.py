@@ -309,7 +309,7 @@ def test_a_damaged_header_is_told_and_mending_removes_what_nobody_can_use(log, p
     assert list(place.faults(NAMESPACE.id)) == []
     (fault,) = place.faults("")
     assert fault.problem == f"{first}: the header is damaged, so what it held is lost"
-    assert [f.outcome for f in place.mend([fault])] == ["given its length again"]
+    assert [f.outcome for f in place.mend([fault])] == ["removed"]
     assert not first.exists()
     assert held(log.open(), ns) == [n for n in ns if n not in lost]
 
