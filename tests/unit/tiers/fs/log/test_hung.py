@@ -212,8 +212,8 @@ def test_shutdown_does_not_wait_and_the_folder_stays_ours(
     again.tier.shutdown(PATIENCE_S)
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "delete"])
-def test_a_chunk_that_is_deleted_while_it_is_moved_stays_deleted(
+@pytest.mark.parametrize("meanwhile", ["nothing", "delete", "delete and write"])
+def test_a_chunk_that_is_deleted_while_it_is_moved_stays_deleted_unless_it_is_written_anew(
     stall: Stall, log: Log, meanwhile: str
 ) -> None:
     store = log.open()
@@ -223,8 +223,10 @@ def test_a_chunk_that_is_deleted_while_it_is_moved_stays_deleted(
     mover = threading.Thread(target=fill, args=(store,))
     mover.start()
     stall.wait_until_held()
-    if meanwhile == "delete":
+    if meanwhile != "nothing":
         store.delete([key(0)])
+    if meanwhile == "delete and write":
+        write(store, 0)
     stall.release()
     mover.join(PATIENCE_S)
     there = [] if meanwhile == "delete" else [0]
