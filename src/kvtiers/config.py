@@ -153,7 +153,7 @@ class KVTiersConfig:
         _FRACTION, "The part of host memory that cascades to slow tiers may hold in place.", 0.5
     )
     warm_manifest: str | None = option(
-        _TEXT, "A file that `kvtiers warm` wrote: its chunks are promoted at the start.", None
+        _TEXT, "A hot list, which `kvtiers warm` wrote: its chunks are promoted at the start.", None
     )
     region_directory: str = option(
         _FOLDER, "The folder, in memory, of the file that workers and scheduler share.", "/dev/shm"

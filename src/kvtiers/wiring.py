@@ -17,7 +17,7 @@ from kvtiers.host.region import Region
 from kvtiers.metrics import Metrics
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import SecondaryTierManager
-from kvtiers.tiers.hot import read_manifest
+from kvtiers.tiers.hot import read_hot_list
 
 _log = logging.getLogger("kvtiers")
 
@@ -65,9 +65,9 @@ def wire(
 
 
 def _hot(path: str, namespace: Namespace, layout: ChunkLayout) -> list[Key]:
-    """Chunks of this engine that the manifest names. Raises ConfigError naming the option."""
+    """Chunks of this engine that the hot list names. Raises ConfigError naming the option."""
     try:
-        prefixes = read_manifest(path)
+        prefixes = read_hot_list(path)
     except ConfigError as e:
         raise ConfigError(f"warm_manifest: {e}", key="warm_manifest") from e.__cause__
     groups = {g.group for g in layout.groups}

@@ -1,4 +1,4 @@
-"""An engine that is started with a warm manifest has its chunks in host memory."""
+"""An engine that is started with a hot list has its chunks in host memory."""
 
 import logging
 import time
@@ -9,7 +9,7 @@ from kvtiers.chunks import Lookup, RequestContext, make_key
 from kvtiers.config import parse_config
 from kvtiers.errors import ConfigError
 from kvtiers.host.region import Region
-from kvtiers.tiers.hot import HotPrefix, write_manifest
+from kvtiers.tiers.hot import HotPrefix, write_hot_list
 from kvtiers.wiring import wire
 from tests.unit.cli.cli_kit import CHUNK, KEYS, NAMESPACE, OTHER, Tier, good, kvtiers
 from tests.unit.tiers.tier_kit import LAYOUT, filled
@@ -17,11 +17,11 @@ from tests.unit.tiers.tier_kit import LAYOUT, filled
 
 @pytest.fixture
 def wired(tmp_path):
-    """``wired(manifest)``: a manager over real memory and a real folder, started with it."""
+    """``wired(hot_list)``: a manager over real memory and a real folder, started with it."""
     tier = Tier(tmp_path / "kv").fill()
     opened = []
 
-    def start(manifest):
+    def start(hot_list):
         region = Region.attach("warm", {}, 16, CHUNK, str(tmp_path))
         opened.append(region)
         config = {
@@ -29,7 +29,7 @@ def wired(tmp_path):
             "secondary_tiers": [
                 {"type": "fs", "root_dir": str(tier.root), "capacity_bytes": 1 << 30}
             ],
-            "warm_manifest": str(manifest),
+            "warm_manifest": str(hot_list),
         }
         made = wire(parse_config(config), region, LAYOUT, NAMESPACE)
         opened.append(made.manager)
@@ -62,7 +62,7 @@ def test_a_manifest_for_others_is_said_and_does_nothing(wired, tmp_path, caplog)
     _, start = wired
     strange = make_key(bytes(32), 7)  # of a group that this engine has not
     path = tmp_path / "hot.json"
-    write_manifest(
+    write_hot_list(
         str(path), [HotPrefix(OTHER.id, tuple(KEYS)), HotPrefix(NAMESPACE.id, (strange,))]
     )
     with caplog.at_level(logging.WARNING, "kvtiers"):

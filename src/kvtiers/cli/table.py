@@ -49,7 +49,7 @@ COMMANDS = (
     _command("export", "write chunks to a portable archive", f"{_URL} chunks.tar"),
     _command("import", "take the chunks of an archive in", f"chunks.tar {_URL}"),
     _command("migrate", "copy chunks from one tier to another", f"{_URL} fs:///mnt/new"),
-    _command("warm", "write a manifest of hot prefixes", f"{_URL} --from-recent 1000 -o hot.json"),
+    _command("warm", "write a hot list of prefixes", f"{_URL} --from-recent 1000 -o hot.json"),
     _command("doctor", "will this configuration work on this machine?", f"{_URL} --config kv.json"),
     _command(
         "bench",

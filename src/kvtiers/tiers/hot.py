@@ -1,4 +1,4 @@
-"""The manifest of hot chunks: which to have in host memory before anybody asks.
+"""The hot list: which chunks to have in host memory before anybody asks.
 
 A JSON document: ``{"format": "kvtiers-warm", "version": 1, "prefixes": [{"namespace": ID,
 "keys": [HEX, ...]}, ...]}``. The hottest come first; within a prefix, its beginning.
@@ -29,7 +29,7 @@ class HotPrefix:
     keys: tuple[Key, ...]
 
 
-def write_manifest(path: str, prefixes: Sequence[HotPrefix]) -> None:
+def write_hot_list(path: str, prefixes: Sequence[HotPrefix]) -> None:
     """Write ``path`` whole or not at all. Raises KVTiersError."""
     document = {
         "format": FORMAT,
@@ -42,8 +42,8 @@ def write_manifest(path: str, prefixes: Sequence[HotPrefix]) -> None:
         file.write(json.dumps(document, indent=1).encode() + b"\n")
 
 
-def read_manifest(path: str) -> list[HotPrefix]:
-    """What ``path`` says. Raises ConfigError, naming the file, if it is no such manifest."""
+def read_hot_list(path: str) -> list[HotPrefix]:
+    """What ``path`` says. Raises ConfigError, naming the file, if it is no hot list."""
     try:
         with open(path, "rb") as file:
             text = file.read(_MAX_BYTES + 1)
@@ -56,8 +56,7 @@ def read_manifest(path: str) -> list[HotPrefix]:
         return list(_prefixes(document["prefixes"]))
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError(
-            f"{path!a} is no manifest of hot prefixes of version {VERSION}: write it with "
-            "kvtiers warm"
+            f"{path!a} is no hot list of version {VERSION}: write it with kvtiers warm"
         ) from None
 
 

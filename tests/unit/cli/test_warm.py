@@ -1,4 +1,4 @@
-"""``warm``: the manifest of hot prefixes."""
+"""``warm``: the hot list."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import os
 import pytest
 
 from kvtiers.errors import ConfigError
-from kvtiers.tiers.hot import HotPrefix, read_manifest, write_manifest
+from kvtiers.tiers.hot import HotPrefix, read_hot_list, write_hot_list
 from tests.unit.cli.cli_kit import KEYS, NAMESPACE, OTHER, good, kvtiers, only_files
 
 
@@ -15,7 +15,7 @@ def test_prompts_are_written_beginning_first_and_only_what_is_stored(tier, promp
     hot = tmp_path / "hot.json"
     ran = good(kvtiers("warm", tier.url, "--tokens", prompt, "-o", hot, "--json")).json
     assert ran["chunks"] == 5
-    assert {p.namespace: p.keys for p in read_manifest(str(hot))} == {
+    assert {p.namespace: p.keys for p in read_hot_list(str(hot))} == {
         NAMESPACE.id: (KEYS[0], KEYS[2], KEYS[3]),
         OTHER.id: (KEYS[0], KEYS[1]),
     }
@@ -26,9 +26,9 @@ def test_recent_ones_come_last_used_first_and_no_chunk_twice(tier, prompt, tmp_p
     hot = tmp_path / "hot.json"
     words = ["--namespace", NAMESPACE.id, "--from-recent", "2"]
     good(kvtiers("warm", tier.url, *words, "-o", hot))
-    assert read_manifest(str(hot)) == [HotPrefix(NAMESPACE.id, (KEYS[3], KEYS[2]))]
+    assert read_hot_list(str(hot)) == [HotPrefix(NAMESPACE.id, (KEYS[3], KEYS[2]))]
     good(kvtiers("warm", tier.url, *words, "--tokens", prompt, "-o", hot))
-    assert read_manifest(str(hot)) == [HotPrefix(NAMESPACE.id, tuple(KEYS))]
+    assert read_hot_list(str(hot)) == [HotPrefix(NAMESPACE.id, tuple(KEYS))]
 
 
 def test_nothing_hot_writes_nothing(tier, tmp_path):
@@ -52,17 +52,17 @@ def test_nothing_hot_writes_nothing(tier, tmp_path):
     ],
     ids=range(8),
 )
-def test_what_is_no_manifest(tmp_path, document):
+def test_what_is_no_hot_list(tmp_path, document):
     (tmp_path / "hot.json").write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="is no manifest of hot prefixes"):
-        read_manifest(str(tmp_path / "hot.json"))
+    with pytest.raises(ConfigError, match="is no hot list"):
+        read_hot_list(str(tmp_path / "hot.json"))
 
 
-def test_a_manifest_is_replaced_whole(tmp_path):
+def test_a_hot_list_is_replaced_whole(tmp_path):
     path = str(tmp_path / "hot.json")
-    write_manifest(path, [HotPrefix(NAMESPACE.id, tuple(KEYS))])
-    write_manifest(path, [HotPrefix(OTHER.id, tuple(KEYS[:1]))])
-    assert read_manifest(path) == [HotPrefix(OTHER.id, (KEYS[0],))]
+    write_hot_list(path, [HotPrefix(NAMESPACE.id, tuple(KEYS))])
+    write_hot_list(path, [HotPrefix(OTHER.id, tuple(KEYS[:1]))])
+    assert read_hot_list(path) == [HotPrefix(OTHER.id, (KEYS[0],))]
     assert [p.name for p in tmp_path.iterdir()] == ["hot.json"]
 
 
@@ -85,4 +85,4 @@ def test_a_link_stays_one(tier, tmp_path):
     (tmp_path / "hot.json").symlink_to(tmp_path / "real.json")
     good(kvtiers("warm", tier.url, "--from-recent", "2", "-o", tmp_path / "hot.json"))
     assert (tmp_path / "hot.json").is_symlink()
-    assert len(read_manifest(str(tmp_path / "real.json"))) == 1
+    assert len(read_hot_list(str(tmp_path / "real.json"))) == 1

@@ -1,4 +1,4 @@
-"""``kvtiers warm``: a manifest of the chunks worth having in host memory from the start."""
+"""``kvtiers warm``: a hot list, the chunks worth having in host memory from the start."""
 
 import argparse
 import heapq
@@ -10,14 +10,14 @@ from kvtiers.cli.common import add_place, chosen, place_of, whole
 from kvtiers.cli.output import Output, size
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
-from kvtiers.tiers.hot import HotPrefix, write_manifest
+from kvtiers.tiers.hot import HotPrefix, write_hot_list
 from kvtiers.tiers.places import Place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add_place(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="manifest to write")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="hot list to write")
     parser.add_argument(
         "--tokens",
         metavar="FILE",
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Write the manifest; 0 if any chunk is in it."""
+    """Write the hot list; 0 if any chunk is in it."""
     recent = arguments.from_recent
     if not arguments.tokens and recent is None:
         raise ConfigError("say what is hot: --tokens FILE, --from-recent N, or both")
@@ -49,14 +49,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     count = sum(len(p.keys) for p in prefixes)
     if not count:
         raise ConfigError(f"none of these chunks are stored in {place.url}: nothing was written")
-    write_manifest(arguments.output, prefixes)
+    write_hot_list(arguments.output, prefixes)
 
     def human() -> None:
         output.line(f"{arguments.output}: {count} chunks, {size(nbytes)}")
 
     document = {
         "url": place.url,
-        "manifest": os.path.abspath(arguments.output),
+        "hot_list": os.path.abspath(arguments.output),
         "prefixes": len(prefixes),
         "chunks": count,
         "bytes": nbytes,

@@ -7,7 +7,6 @@ equal bytes, so that writers of a shared mount need no coordination. See ``names
 
 import contextlib
 import errno
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,15 +20,12 @@ from kvtiers.tiers.fs.account import Account
 from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.damaged import Damaged
 from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
-from kvtiers.tiers.fs.quarantine import put_aside
 from kvtiers.tiers.fs.quota import Eviction
 from kvtiers.tiers.fs.recency import Recency
 from kvtiers.tiers.fs.room import Room, Unbounded
 from kvtiers.tiers.fs.victims import Victims
 from kvtiers.tiers.fs.workplace import DISK_IS_FULL, Workplace
 from kvtiers.tiers.options import bad_option
-
-_log = logging.getLogger("kvtiers")
 
 _MAX_REOPENS = 8
 """How often one write makes the folder again while somebody clears it."""
@@ -71,8 +67,6 @@ class FilesStore:
         self._io = DirectFiles(direct_io, fsync)
         self._recency = Recency(self._path, context.clock)
         self._complaints = Complaints(self._root, context.clock)
-        self._damaged = Damaged()
-        self._said_damaged = False
         self._in_vain_until: float | None = None
         self._closed = False
         bound = None
@@ -80,6 +74,7 @@ class FilesStore:
             bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
         self._account = Account(self._root, bound, context.clock, context.wall_clock)
         self._room = self._bounded_room() if self._owns else Unbounded()
+        self._damaged = Damaged(self._folder, self._room.freed if self._owns else None)
         self._place = Workplace(context.namespace, self._root, self._account, self._room)
         self._place.open(self._io)
         if direct_io == "on" and not self._io.direct:
@@ -302,8 +297,7 @@ class FilesStore:
         if problem is None:
             self._complaints.worked("read")
             return
-        if self._took_out(item.key, path):
-            self._say_damaged(path, problem)
+        if self._damaged.take_out(item.key, path, problem):
             self._context.on_removed([item.key], Reason.CORRUPT)
         raise KVTiersError(
             f"{path}: {problem}", kind=Kind.CORRUPT, operation="read", context={"path": path}
@@ -324,25 +318,6 @@ class FilesStore:
             return misfit(size, expected)
         error = record.verify(self._io.header(), item.key, self._id, item.view)
         return None if error is None else str(error)
-
-    def _took_out(self, key: Key, path: str) -> bool:
-        """Take a damaged file out of the way; False if somebody else did, who then reports it."""
-        if self._owns:
-            try:
-                self._room.freed(put_aside(self._folder, path))
-                return True
-            except FileNotFoundError:
-                return False
-            except OSError:  # it stays where it is
-                pass
-        self._damaged.add(key, path)
-        return True
-
-    def _say_damaged(self, path: str, problem: str) -> None:
-        """Once: a disk that goes bad has many of them, and the metrics count each."""
-        if not self._said_damaged:
-            self._said_damaged = True
-            _log.warning("%s was damaged and is a miss, said once: %s", path, problem)
 
     # -- recency --------------------------------------------------------------------------------
 

@@ -8,24 +8,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
-from kvtiers.tiers import fs, record
-from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
-from kvtiers.tiers.fs import manifests, names, stamps
+from kvtiers.tiers import record
+from kvtiers.tiers.base import ChunkStore, Entry
+from kvtiers.tiers.fs import names, stamps
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.files import misfit
 from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.shared import read_quota
-from kvtiers.tiers.options import parse
+from kvtiers.tiers.fs.tools import FsPlace
 from kvtiers.tiers.places import (
     MAX_CHUNK_BYTES,
     Aim,
     Complain,
     Fault,
-    Found,
     Part,
     Payload,
     Report,
@@ -38,7 +36,7 @@ _CHUNK_DEPTH = 2
 _OWN_PARTS = {names.TEMP: Part.TEMPORARY, names.QUARANTINE: Part.QUARANTINE}
 
 
-class FilesPlace:
+class FilesPlace(FsPlace):
     """A root folder of layout ``files``. See :class:`~kvtiers.tiers.places.Place`."""
 
     layout = "files"
@@ -50,17 +48,8 @@ class FilesPlace:
         capacity_bytes: int | None = None,
         direct_io: str = "auto",
     ) -> None:
-        self.root = root
-        self.url = f"fs://{quote(root)}?layout={self.layout}"
-        self.options: Mapping[str, Any] = {
-            "type": "fs",
-            "root_dir": root,
-            "layout": self.layout,
-            "capacity_bytes": capacity_bytes,
-            "direct_io": direct_io,
-        }
-        self._complain = complain
-        self._io = DirectFiles("off" if direct_io == "off" else "auto", fsync=False)
+        super().__init__(root, complain, capacity_bytes, direct_io)
+        self._io = DirectFiles(self._reading, fsync=False)
 
     @staticmethod
     def lies_at(root: str) -> bool:
@@ -73,10 +62,6 @@ class FilesPlace:
                     ):
                         return True
         return False
-
-    def namespaces(self) -> list[Found]:
-        """Every folder named like a namespace."""
-        return manifests.namespaces(self.root)
 
     def entries(self, namespace_id: str) -> Iterator[Entry]:
         """Every file that lies where one of its name does, as ``scan`` of a store finds it."""
@@ -188,11 +173,7 @@ class FilesPlace:
 
         Without a capacity in the URL the one that rules at this place rules for it, too.
         """
-        context = StoreContext(
-            "fs", "tool:fs", namespace, layout, time.monotonic, time.time, _unheard
-        )
-        options = {key: value for key, value in self.options.items() if key != "type"}
-        return fs.build(context, parse(fs.FsOptions, {**options, **self._bound()}))
+        return self._store(namespace, layout, self._bound())
 
     def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
         """The time of a file is that of its last use."""
@@ -214,10 +195,7 @@ class FilesPlace:
                 f"{account} cannot be read, is damaged, or was never written by an engine, so that "
                 f"nobody knows the bound of {self.url}: add &capacity= to say it"
             )
-        raise ConfigError(f"{self.url} is new: add &capacity= to say how large it may become")
-
-    def __repr__(self) -> str:
-        return f"<FilesPlace {self.root}>"
+        raise self._is_new()
 
 
 def _entry(key: Key, path: str) -> Entry | None:
@@ -259,7 +237,3 @@ def _part_of(below: tuple[str, ...]) -> tuple[str, Part]:
 
 def _order(where: tuple[str, Part]) -> tuple[str, int]:
     return where[0], list(Part).index(where[1])
-
-
-def _unheard(keys: Sequence[Key], reason: object) -> None:
-    """Nobody listens to a tool's store: it says itself what it did."""

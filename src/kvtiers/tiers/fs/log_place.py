@@ -2,18 +2,13 @@
 
 import mmap
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Callable, Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
-from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
-from kvtiers.tiers import fs
-from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
-from kvtiers.tiers.fs import manifests, names, tree
-from kvtiers.tiers.fs.direct import DirectIO
+from kvtiers.errors import Kind, KVTiersError, map_errors
+from kvtiers.tiers.base import ChunkStore, Entry
+from kvtiers.tiers.fs import names, tree
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import inspection, looking
 from kvtiers.tiers.fs.log.format import Header
@@ -22,12 +17,11 @@ from kvtiers.tiers.fs.log.looking import Looked, Snapshot
 from kvtiers.tiers.fs.log.maintain import maintain
 from kvtiers.tiers.fs.log.ownership import LOCK, TEMP, kept_capacity, owner_of
 from kvtiers.tiers.fs.log.segment import SegmentFiles
-from kvtiers.tiers.options import parse
+from kvtiers.tiers.fs.tools import FsPlace
 from kvtiers.tiers.places import (
     Aim,
     Complain,
     Fault,
-    Found,
     Part,
     Payload,
     Report,
@@ -40,7 +34,7 @@ _LOOKED_AGAIN = 1 / 16
 """The part of all chunks after which another look at the segments is worth it."""
 
 
-class LogPlace:
+class LogPlace(FsPlace):
     """A root folder of layout ``log``. See :class:`~kvtiers.tiers.places.Place`.
 
     ``entries`` looks at the segments anew; ``find`` and ``read`` go by what was found last. A chunk
@@ -56,18 +50,8 @@ class LogPlace:
         capacity_bytes: int | None = None,
         direct_io: str = "auto",
     ) -> None:
-        self.root = root
-        self.url = f"fs://{quote(root)}?layout={self.layout}"
-        self.options: Mapping[str, Any] = {
-            "type": "fs",
-            "root_dir": root,
-            "layout": self.layout,
-            "capacity_bytes": capacity_bytes,
-            "direct_io": direct_io,
-        }
-        self._complain = complain
-        mode: DirectIO = "off" if direct_io == "off" else "auto"
-        self._files = SegmentFiles(os.path.join(root, names.LOG), mode, fsync=False)
+        super().__init__(root, complain, capacity_bytes, direct_io)
+        self._files = SegmentFiles(os.path.join(root, names.LOG), self._reading, fsync=False)
         self._seen: dict[str, Snapshot] = {}
 
     @staticmethod
@@ -80,10 +64,6 @@ class LogPlace:
             return bool(SegmentFiles(folder, "off", fsync=False).numbers())
         except OSError as e:
             return isinstance(e, PermissionError)  # whoever lists it is told
-
-    def namespaces(self) -> list[Found]:
-        """Every folder named like a namespace."""
-        return manifests.namespaces(self.root)
 
     def entries(self, namespace_id: str) -> Iterator[Entry]:
         """What the tables of the segments say, and the one that is being filled."""
@@ -206,22 +186,13 @@ class LogPlace:
 
     def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
         """Without a capacity in the URL the log keeps the one that it has."""
-        context = StoreContext(
-            "fs", "tool:fs", namespace, layout, time.monotonic, time.time, _unheard
-        )
-        options = {key: value for key, value in self.options.items() if key != "type"}
         capacity = self.capacity()
         if capacity is None:
-            raise ConfigError(
-                f"{self.url} does not say how large it may become: add &capacity= to say so"
-            )
-        return fs.build(context, parse(fs.FsOptions, {**options, "capacity_bytes": capacity}))
+            raise self._is_new()
+        return self._store(namespace, layout, {"capacity_bytes": capacity})
 
     def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
         """Nothing to note: what is written first leaves first, and a segment has one time."""
-
-    def __repr__(self) -> str:
-        return f"<LogPlace {self.root}>"
 
 
 class _Buffer:
@@ -264,7 +235,3 @@ def _owner(looked: Looked) -> str:
 
 def _error(kind: Kind, what: str) -> KVTiersError:
     return KVTiersError(what, kind=kind, operation="read")
-
-
-def _unheard(keys: Sequence[Key], reason: object) -> None:
-    """Nobody listens to a tool's store: it says itself what it did."""
