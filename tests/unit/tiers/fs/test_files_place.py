@@ -257,7 +257,7 @@ def test_its_store_is_the_one_that_engines_use(folder, place):
 
 def test_the_capacity_is_what_the_url_says_or_what_rules_here(folder, place):
     assert (place.capacity(), place.bound()) == (None, None)
-    with pytest.raises(ConfigError, match="add is new: add &capacity=capacity= to say so"):
+    with pytest.raises(ConfigError, match="add &capacity= to say so"):
         place.open_store(NAMESPACE, LAYOUT)
     folder.open(capacity_bytes=capacity(7)).close()
     assert place.capacity() == capacity(7)
