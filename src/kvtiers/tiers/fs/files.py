@@ -65,7 +65,7 @@ class FilesStore:
         self._context = context
         self._id = context.namespace.id
         self._root = folders.open_root(root_dir)
-        folders.refuse_log(self._root)
+        folders.refuse_other_layout(self._root, "files")
         self._folder = os.path.join(self._root, self._id)
         self._fsync = fsync
         self._io = DirectFiles(direct_io, fsync)

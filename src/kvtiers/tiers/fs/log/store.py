@@ -50,8 +50,8 @@ class LogStore:
         self._said_damaged = self._closed = False
         self._writers = 0
         """Calls that may write to the disk: the last one out gives up the folder."""
+        folders.refuse_other_layout(self._root, "log")
         try:
-            ownership.refuse_other_layout(self._root)
             self._ownership = ownership.Ownership(self._root)
         except OSError as e:
             raise folders.unusable(self._root, e) from e
