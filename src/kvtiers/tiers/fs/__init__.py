@@ -25,7 +25,8 @@ class FsOptions(RunnerOptions):
     """Bound of all kvtiers files under ``root_dir``, whoever writes them. Required with ``own``,
     unless ``capacity_fraction`` is given. The smallest that a living engine states rules."""
     capacity_fraction: float | None = None
-    """The same as a share of the file system that holds ``root_dir``, above 0 and up to 0.95."""
+    """The same as a share of the file system that holds ``root_dir``, above 0 and up to 0.95: of
+    its size, not of what is free. If others fill it first, the oldest chunks leave for new ones."""
     layout: Literal["files", "log"] = "files"
     """``files``: one file per chunk, for folders that are shared. ``log``: segments with many
     chunks each, for a local disk and one engine: many times as fast with small chunks."""
