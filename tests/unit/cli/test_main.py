@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -87,7 +88,6 @@ def test_no_command_needs_an_engine(tier, tmp_path, prompt):
 
 
 WRONG = [
-    [],
     ["lss"],
     ["\x1b[31mls"],
     ["ls"],
@@ -134,6 +134,19 @@ WRONG = [
     ["bench", "tier", "URL", "--total-bytes", "1"],
     ["bench", "tier", "URL", "--total-bytes", "1PiB"],
 ]
+
+
+def test_it_says_its_version():
+    ran = good(kvtiers("--version"))
+    assert ran.out == f"kvtiers {version('kvtiers')}\n"
+
+
+def test_who_calls_it_alone_is_shown_the_commands():
+    ran = kvtiers()
+    assert (ran.status, ran.out) == (2, "")
+    for command in COMMANDS:
+        assert f"    {command.name} " in ran.err
+        assert command.summary in " ".join(ran.err.split())
 
 
 @pytest.mark.parametrize("words", WRONG, ids=lambda words: " ".join(map(repr, words)))
