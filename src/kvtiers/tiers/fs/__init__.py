@@ -16,8 +16,8 @@ class FsOptions(RunnerOptions):
     """Options of the ``fs`` tier."""
 
     root_dir: str
-    """Folder of all namespaces; made if absent. May be shared by engines and hosts with layout
-    ``files``; a log has one engine."""
+    """Folder of all namespaces, absolute or beginning with ``~``; made if absent. May be shared by
+    engines and hosts with layout ``files``; a log has one engine."""
     eviction: Literal["own", "external"] = "own"
     """Who sees to the bound: the engines that share the folder, together; or something else, and
     then no engine ever deletes a chunk. All that share it must say the same."""
@@ -48,6 +48,12 @@ class FsOptions(RunnerOptions):
         require(bool(self.root_dir), "root_dir", "is empty: name a folder")
         require(
             _is_path(self.root_dir), "root_dir", f"is {self.root_dir!a}: no path has such a name"
+        )
+        require(
+            os.path.isabs(os.path.expanduser(self.root_dir)),
+            "root_dir",
+            f"is {self.root_dir!a}, which is another folder wherever an engine is started: give an "
+            "absolute path, or one that begins with ~",
         )
         require(
             self.layout == "files" or self.eviction == "own",
