@@ -24,6 +24,7 @@ from kvtiers.host.limits import available_memory, container_limits
 from kvtiers.host.region import check_capacity
 from kvtiers.host.regionfile import free_space
 from kvtiers.tiers.fs.direct import DirectFiles
+from kvtiers.tiers.fs.folders import nearest_folder
 from kvtiers.tiers.places import Part, Place
 
 _NEEDED_PYTHON = (3, 11)
@@ -143,13 +144,6 @@ def check_absent(
     yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity, share)
     if layout == "log":
         yield check_local(above)
-
-
-def nearest_folder(path: str) -> str:
-    """``path``, or the folder above it in which it would be made."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def check_folder(root: str) -> Iterator[Check]:

@@ -134,6 +134,19 @@ def test_built_in_types_are_told_what_is_wrong(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "bound", [{"capacity_bytes": 1 << 60}, {"capacity_bytes": 1}, {"capacity_fraction": 1e-15}]
+)
+@pytest.mark.parametrize("layout", ["files", "log"])
+def test_a_bound_that_is_refused_leaves_no_folder(
+    tmp_path: Path, layout: str, bound: dict[str, Any]
+) -> None:
+    (key,) = bound
+    options = {"type": "fs", "root_dir": f"{tmp_path}/a/b", "layout": layout, **bound}
+    assert complaint(options).startswith(f"secondary_tiers[0].{key} ")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("root", ["kv", "./kv", "../kv", "~nobody-of-this-name/kv"])
 @pytest.mark.parametrize("layout", ["files", "log"])
 def test_a_folder_that_depends_on_where_it_is_started_is_refused(

@@ -14,7 +14,6 @@ from kvtiers.cli.checks import (
     check_memory,
     check_place,
     check_versions,
-    nearest_folder,
     settings_of,
 )
 from kvtiers.cli.common import add_common
@@ -24,6 +23,7 @@ from kvtiers.config import KVTiersConfig, TierSpec, parse_config
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.host.regionfile import DIRECTORY
 from kvtiers.tiers import check_tiers
+from kvtiers.tiers.fs.folders import nearest_folder, path_of
 from kvtiers.tiers.urls import open_place, parse_url
 
 _MAX_CONFIG = 16 << 20
@@ -129,7 +129,7 @@ def _folder(url: str) -> str:
 
 def _url_of(spec: TierSpec) -> str:
     options = spec.options
-    root = os.path.abspath(os.path.expanduser(str(options["root_dir"])))
+    root = path_of(str(options["root_dir"]))
     parameters = [
         ("layout", options.get("layout")),
         ("capacity", _capacity_of(options, root)),

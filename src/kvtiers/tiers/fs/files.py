@@ -64,7 +64,11 @@ class FilesStore:
         self.capabilities = Capabilities(persistent=True, shared=True, delete=self._owns)
         self._context = context
         self._id = context.namespace.id
-        self._root = folders.open_root(root_dir)
+        self._root = folders.path_of(root_dir)
+        bound = None
+        if self._owns:
+            bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
+        folders.open_root(self._root)
         folders.refuse_other_layout(self._root, "files")
         self._folder = os.path.join(self._root, self._id)
         self._fsync = fsync
@@ -75,9 +79,6 @@ class FilesStore:
         self._said_damaged = False
         self._in_vain_until: float | None = None
         self._closed = False
-        bound = None
-        if self._owns:
-            bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
         self._account = Account(self._root, bound, context.clock, context.wall_clock)
         self._room = self._bounded_room() if self._owns else Unbounded()
         self._place = Workplace(context.namespace, self._root, self._account, self._room)

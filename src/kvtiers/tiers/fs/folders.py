@@ -71,9 +71,20 @@ def write_durably(temp: str, path: str, data: bytes) -> None:
     sync_folder(os.path.dirname(path))
 
 
-def open_root(root_dir: str) -> str:
-    """The absolute path of the root, made if absent."""
-    root = os.path.abspath(os.path.expanduser(root_dir))
+def path_of(root_dir: str) -> str:
+    """The absolute path that a configuration names."""
+    return os.path.abspath(os.path.expanduser(root_dir))
+
+
+def nearest_folder(path: str) -> str:
+    """``path``, or the folder above it in which it would be made."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def open_root(root: str) -> None:
+    """Make the folder ``root`` if it is absent, and refuse one that is not ours to use."""
     try:
         make_folder(root, durable=True)
         entries = os.listdir(root)
@@ -90,7 +101,6 @@ def open_root(root_dir: str) -> str:
             f"is {root}, which holds other things ({min(strangers)}): "
             "name an empty folder or one that kvtiers made",
         )
-    return root
 
 
 def refuse_other_layout(root: str, wanted: str) -> None:
