@@ -246,10 +246,11 @@ def test_tokens_come_from_stdin_too(tier, prompt):
     assert {n["loadable_tokens"] for n in ran.json["namespaces"]} == {64, 32}
 
 
-def test_progress_is_for_terminals_and_never_on_stdout(tier):
+def on_a_terminal(*words):
+    """JSON on stdout, and what a terminal shows of stderr."""
     mine, theirs = os.openpty()
     ran = subprocess.run(
-        [sys.executable, "-m", "kvtiers.cli", "verify", "--json", tier.url],
+        [sys.executable, "-m", "kvtiers.cli", *words, "--json"],
         stdout=subprocess.PIPE,
         stderr=theirs,
         text=True,
@@ -260,8 +261,21 @@ def test_progress_is_for_terminals_and_never_on_stdout(tier):
     shown = os.read(mine, 1 << 16).decode()
     os.close(mine)
     assert ran.returncode == 0
-    assert json.loads(ran.stdout)["chunks"] == 6
+    return json.loads(ran.stdout), shown
+
+
+def test_progress_is_for_terminals_and_never_on_stdout(tier):
+    document, shown = on_a_terminal("verify", tier.url)
+    assert document["chunks"] == 6
     assert "reading" in shown
+
+
+def test_gc_says_at_a_terminal_that_it_may_wait(tier):
+    """Of a log there is no engine beside it; otherwise it keeps quiet: see the good calls."""
+    _, shown = on_a_terminal("gc", tier.url, "--max-bytes", "1GiB")
+    assert ("waits 10 s" in shown) == (tier.layout == "files")
+    _, shown = on_a_terminal("gc", tier.url, "--max-bytes", "0", "--dry-run")
+    assert "waits" not in shown
 
 
 @pytest.mark.parametrize("name", ["ls", "du", "verify"])
