@@ -443,7 +443,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--what", default=",".join(EVERYTHING), help="sizes, and lookup")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--root", help="where to make a folder")
+    parser.add_argument("--root", type=os.path.abspath, help="where to make a folder")
     given = parser.parse_args()
     for line in lines(given.what.split(","), given.rounds, given.root):
         print(line, flush=True)

@@ -328,7 +328,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--what", default=",".join(EVERYTHING), help="sizes, and index")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--root", help="where to make a folder")
+    parser.add_argument("--root", type=os.path.abspath, help="where to make a folder")
     parser.add_argument("--direct-io", choices=("auto", "off"), default="auto")
     parser.add_argument("--chunks", type=int, default=INDEX_CHUNKS, help="of index")
     given = parser.parse_args()

@@ -278,7 +278,9 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--layout", choices=("files", "log"), default="files")
-    parser.add_argument("--root", default=tempfile.gettempdir(), help="where to make a folder")
+    parser.add_argument(
+        "--root", type=os.path.abspath, default=tempfile.gettempdir(), help="where to make a folder"
+    )
     parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvtiers-bench-", dir=given.root) as root:

@@ -281,7 +281,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
-    parser.add_argument("--root", default=tempfile.gettempdir(), help="where to make a folder")
+    parser.add_argument(
+        "--root", type=os.path.abspath, default=tempfile.gettempdir(), help="where to make a folder"
+    )
     parser.add_argument("--layout", choices=LAYOUTS, default="files")
     parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
     given = parser.parse_args()

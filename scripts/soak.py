@@ -450,7 +450,11 @@ _NUMBERS = {key(n): n for n in range(KEYS)}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("seconds", nargs="?", type=float, default=600.0)
-    parser.add_argument("--dir", help="where it works; a new folder for temporary files if absent")
+    parser.add_argument(
+        "--dir",
+        type=os.path.abspath,
+        help="where it works; a new folder for temporary files if absent",
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--role", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -145,10 +145,21 @@ def options_of(cls: type[Any]) -> dict[str, Option]:
     hints = get_type_hints(cls)
     found = {}
     for f in dataclasses.fields(cls):
-        reader = f.metadata["reader"] if "reader" in f.metadata else reader_of(hints[f.name])
+        if "reader" in f.metadata:
+            reader = f.metadata["reader"]
+        else:
+            reader = _with_unit(f.name, reader_of(hints[f.name]))
         if reader is not None:
             found[f.name] = Option(f.name, reader, f.default, f.metadata.get("doc", ""))
     return found
+
+
+def _with_unit(key: str, reader: Reader) -> Reader:
+    """``reader``, saying what is counted where the name of its key does: no "100GiB" is one."""
+    if not key.endswith("_bytes"):
+        return reader
+    counted = reader.expects.replace(_BY_TYPE[int].expects, "a whole number of bytes")
+    return dataclasses.replace(reader, expects=counted)
 
 
 def refuse_unknown(keys: Iterable[Any], known: Iterable[str], wording: Wording) -> None:

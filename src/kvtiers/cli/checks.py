@@ -1,5 +1,6 @@
 """What ``doctor`` looks at: each check is a function from what was measured to a verdict."""
 
+import math
 import mmap
 import os
 import resource
@@ -17,11 +18,13 @@ from kvtiers.chunks import PAGE_BYTES
 from kvtiers.cli.logchecks import check_local, check_owner, check_segments
 from kvtiers.cli.output import size
 from kvtiers.cli.verdicts import Check, Grade
+from kvtiers.config import WHERE
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.host.limits import available_memory, container_limits
 from kvtiers.host.region import check_capacity
 from kvtiers.host.regionfile import free_space
 from kvtiers.tiers.fs.direct import DirectFiles
+from kvtiers.tiers.fs.folders import nearest_folder
 from kvtiers.tiers.places import Part, Place
 
 _NEEDED_PYTHON = (3, 11)
@@ -105,25 +108,31 @@ def _limit(value: int) -> str:
     return "any number" if value == resource.RLIM_INFINITY else str(value)
 
 
-def check_place(place: Place) -> Iterator[Check]:
-    """The root of a tier: may it be used, is there room, is its disk fit for such chunks."""
+def check_place(place: Place, share: float | None = None) -> Iterator[Check]:
+    """The root of a tier: may it be used, is there room, is its disk fit for such chunks.
+
+    ``share``: the ``capacity_fraction`` of its configuration, if it states one.
+    """
     root = place.options["root_dir"]
     yield from check_folder(root)
     yield check_direct(root, place.options["direct_io"])
     ours = sum(u.bytes for u in place.usage() if u.part is not Part.FOREIGN)
     capacity, chunk = place.capacity(), largest_chunk(place)
+    stated = "capacity_bytes" if share is None else "capacity_fraction"
     disk = os.statvfs(root)
-    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity)
+    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity, share)
     yield check_chunk(chunk, place.layout)
     if place.layout == "log":
         yield check_local(root)
         yield check_owner(place.owner())
-        yield check_segments(place.segments(), chunk, capacity)
+        yield check_segments(place.segments(), chunk, capacity, stated)
     elif chunk and disk.f_files:
-        yield check_inodes(disk.f_favail, disk.f_bavail * disk.f_frsize, chunk, capacity)
+        yield check_inodes(disk.f_favail, disk.f_bavail * disk.f_frsize, chunk, capacity, stated)
 
 
-def check_absent(root: str, capacity: int | None, layout: str | None) -> Iterator[Check]:
+def check_absent(
+    root: str, capacity: int | None, layout: str | None, share: float | None = None
+) -> Iterator[Check]:
     """A root that an engine would make: whether it may, and whether there is room."""
     above = nearest_folder(root)
     if os.access(above, os.W_OK | os.X_OK, effective_ids=True):
@@ -132,16 +141,9 @@ def check_absent(root: str, capacity: int | None, layout: str | None) -> Iterato
         found = f"{root} is absent, and user {os.geteuid()} may not make it in {above}"
         yield Check("permissions", Grade.FAIL, found, "make it, for the user of the engine")
     disk = os.statvfs(above)
-    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity)
+    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity, share)
     if layout == "log":
         yield check_local(above)
-
-
-def nearest_folder(path: str) -> str:
-    """``path``, or the folder above it in which it would be made."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def check_folder(root: str) -> Iterator[Check]:
@@ -188,17 +190,35 @@ def _direct_works(root: str) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_disk(free: int, ours: int, capacity: int | None) -> Check:
-    """Whether what may be stored fits: free space, and what is there already."""
+def check_disk(free: int, ours: int, capacity: int | None, share: float | None = None) -> Check:
+    """Whether what may be stored fits: free space, and what is there already.
+
+    ``share``: the ``capacity_fraction`` that ``capacity`` was made of. It is of the size of the
+    disk, so a disk that others fill ends before it; that costs chunks and nothing else.
+    """
     said = f"{size(free)} free, {size(ours)} taken by kvtiers"
     if capacity is None:
         remedy = "add &capacity= to have it compared; with eviction external something else evicts"
         return Check("disk space", Grade.WARN, f"{said}; no capacity is known", remedy)
     said = f"{said}; capacity is {size(capacity)}"
-    if capacity > free + ours:
-        remedy = f"lower capacity_bytes to {size(int((free + ours) * _ROOM_LEFT))}, or make room"
+    if share is not None:
+        said = f"{said}, {share:g} of the disk"
+    room = free + ours
+    if capacity > room and share is not None:
+        fitting = math.floor(share * room / capacity * _ROOM_LEFT * 100) / 100
+        remedy = (
+            "others fill the disk before the bound is reached, and then the oldest chunks leave "
+            "for new ones: make room, or "
+        )
+        if fitting:
+            return Check(
+                "disk space", Grade.WARN, said, f"{remedy}lower capacity_fraction to {fitting:g}"
+            )
+        return Check("disk space", Grade.WARN, said, f"{remedy}take another disk")
+    if capacity > room:
+        remedy = f"lower capacity_bytes to {size(int(room * _ROOM_LEFT))}, or make room"
         return Check("disk space", Grade.FAIL, said, remedy)
-    if capacity > (free + ours) * _ROOM_LEFT:
+    if capacity > room * _ROOM_LEFT:
         return Check("disk space", Grade.WARN, said, "it leaves hardly any room for others")
     return Check("disk space", Grade.OK, said)
 
@@ -214,12 +234,17 @@ def check_chunk(chunk: int | None, layout: str) -> Check:
     return Check("chunk size", Grade.OK, said)
 
 
-def check_inodes(free_files: int, free: int, chunk: int, capacity: int | None) -> Check:
-    """Whether the file system has as many files as chunks fit."""
+def check_inodes(
+    free_files: int, free: int, chunk: int, capacity: int | None, stated: str = "capacity_bytes"
+) -> Check:
+    """Whether the file system has as many files as chunks fit.
+
+    ``stated``: the key of the configuration that the capacity comes from.
+    """
     files = (free if capacity is None else min(free, capacity)) // (chunk + PAGE_BYTES)
     said = f"{free_files} files left, room for {files} chunks"
     if free_files < files:
-        return Check("inodes", Grade.WARN, said, "raise blocks_per_chunk, or lower capacity_bytes")
+        return Check("inodes", Grade.WARN, said, f"raise blocks_per_chunk, or lower {stated}")
     return Check("inodes", Grade.OK, said)
 
 
@@ -238,10 +263,14 @@ def settings_of(document: Any) -> Mapping[str, Any]:
     Raises ConfigError if it is neither.
     """
     if isinstance(document, Mapping):
-        inner = document.get("kv_connector_extra_config", document)
+        if "kv_connector" in document and WHERE not in document:
+            raise ConfigError(
+                f"{WHERE} is missing: --kv-transfer-config without it has no cpu_bytes_to_use and "
+                "no tiers, so write it beside kv_connector"
+            )
+        inner = document.get(WHERE, document)
         if isinstance(inner, Mapping):
             return inner
     raise ConfigError(
-        "--config holds no configuration: give what --kv-transfer-config or "
-        "kv_connector_extra_config is"
+        f"--config holds no configuration: give what --kv-transfer-config or {WHERE} is"
     )

@@ -52,12 +52,20 @@ def check_owner(owner: int | None) -> Check:
     return Check("owner", Grade.WARN, found, "give any other engine a folder of its own")
 
 
-def check_segments(lengths: Sequence[int], chunk: int | None, capacity: int | None) -> Check:
-    """Whether the capacity holds the segments that are there, and segments hold enough chunks."""
+def check_segments(
+    lengths: Sequence[int],
+    chunk: int | None,
+    capacity: int | None,
+    stated: str = "capacity_bytes",
+) -> Check:
+    """Whether the capacity holds the segments that are there, and segments hold enough chunks.
+
+    ``stated``: the key of the configuration that it comes from.
+    """
     least = fits(-(-(chunk or PAGE_BYTES) // PAGE_BYTES), LEAST_CHUNKS)
     said = f"{len(lengths)} of up to {size(max(lengths))}" if lengths else "none yet"
     if capacity is not None and capacity < LEAST_SEGMENTS * least:
-        remedy = f"raise capacity_bytes to {size(LEAST_SEGMENTS * least)} or more"
+        remedy = f"raise {stated}: {size(LEAST_SEGMENTS * least)} or more are needed"
         found = f"{said}; {size(capacity)} hold fewer than {LEAST_SEGMENTS} segments"
         return Check("segments", Grade.FAIL, found, remedy)
     if capacity is not None and sum(lengths) > capacity:

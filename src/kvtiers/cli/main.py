@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from kvtiers import __version__
 from kvtiers.cli.output import Output, clean, sentence_of
 from kvtiers.cli.table import COMMANDS, Command
 from kvtiers.errors import Kind, KVTiersError
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``kvtiers``; returns the exit status. Raises SystemExit for a call that is not one."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser(words)
+    if not words:
+        parser.print_help(sys.stderr)
+        return _WRONG_CALL
     arguments = parser.parse_args(words)
     command: Command = arguments.command
     with _ending_on_sigterm():
@@ -75,6 +79,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         epilog=f"for example: {COMMANDS[0].example}",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"kvtiers {__version__}")
     known = [command.name for command in COMMANDS]
     if asked is not None and asked not in known:
         near = nearest(asked, known)

@@ -33,6 +33,11 @@ class Output:
         self.warnings.append(sentence)
         print(f"kvtiers: warning: {clean(sentence)}", file=sys.stderr)
 
+    def note(self, sentence: str) -> None:
+        """Say on stderr, to who sits before it, what may seem to hang."""
+        if sys.stderr.isatty():
+            print(f"kvtiers: {clean(sentence)}", file=sys.stderr)
+
     def show(self, document: dict[str, Any], human: Callable[[], None]) -> None:
         """The result, once: ``document`` as JSON, or whatever ``human`` prints."""
         if self.as_json:

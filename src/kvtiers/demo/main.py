@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     # Beside the results and not in /tmp, which may be memory.
-    scratch = Path(tempfile.mkdtemp(dir=output, prefix=".disk-"))
+    scratch = Path(tempfile.mkdtemp(dir=output, prefix=".disk-")).absolute()
     try:
         history = build_history()
         progress = Progress(_steps(history))

@@ -78,7 +78,10 @@ def layout_of(url: str, parsed: FsURL) -> str:
     found = [name for name, layout in LAYOUTS.items() if layout.lies_at(path)]
     if len(found) > 1:
         known = " or ".join(f"?layout={name}" for name in found)
-        raise ConfigError(f"{url} holds more than one layout: add {known}")
+        raise ConfigError(
+            f"{url} holds chunks of layouts {' and '.join(found)}, so that no engine can work "
+            f"there: add {known}, and bring each over with kvtiers migrate to a folder of its own"
+        )
     return found[0] if found else next(iter(LAYOUTS))
 
 

@@ -87,6 +87,26 @@ def test_a_chunk_that_does_not_come_back_is_an_error(tier, monkeypatch):
     assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
 
 
+def test_what_it_keeps_is_a_tier_for_the_other_tools(tmp_path, layout):
+    url = f"fs://{tmp_path}/a b".replace(" ", "%20")
+    ran = good(kvtiers("bench", "tier", f"{url}?layout={layout}", *WORDS, "--keep"))
+    assert f"kvtiers ls {url}\n" in ran.out
+    assert not [p for p in (tmp_path / "a b").iterdir() if p.name.startswith(".kvtiers-bench")]
+    (found,) = good(kvtiers("ls", url, "--json")).json["namespaces"]
+    assert found["chunks"] == 64 + 64, "those of the throughput, and one at a time"
+    assert good(kvtiers("verify", url, "--json")).json["chunks"] == 128
+    good(kvtiers("migrate", url, f"fs://{tmp_path}/copy?capacity=1GiB"))
+    good(kvtiers("gc", f"fs://{tmp_path}/copy", "--max-bytes", "1MiB"))
+
+
+def test_it_keeps_nothing_among_other_things(tier):
+    before = tier.image()
+    ran = kvtiers("bench", "tier", tier.url, *WORDS, "--keep")
+    assert (ran.status, ran.out) == (2, "")
+    assert "is no empty folder" in ran.err
+    assert tier.image() == before
+
+
 def test_percentiles():
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile(list(range(100)), 0.99) == 99

@@ -82,6 +82,48 @@ def test_a_share_of_the_disk_is_held_against_it(tmp_path):
     assert "local disk" in found
 
 
+def test_a_share_of_a_disk_that_others_fill_is_no_failure_and_names_its_key():
+    """README's own configuration on a disk with less than half of it free."""
+    check = check_disk(free=69 << 30, ours=0, capacity=126 << 30, share=0.5)
+    assert check.grade is Grade.WARN
+    assert "126.0 GiB, 0.5 of the disk" in check.found
+    assert "the oldest chunks leave" in check.remedy
+    lower = float(check.remedy.rpartition("lower capacity_fraction to ")[2])
+    assert 0 < lower * (252 << 30) <= 69 << 30
+    assert "capacity_bytes" not in check.remedy
+
+
+def test_a_share_of_a_disk_that_is_full_has_no_smaller_share_that_fits():
+    check = check_disk(free=1 << 20, ours=0, capacity=126 << 30, share=0.5)
+    assert check.grade is Grade.WARN
+    assert "take another disk" in check.remedy
+
+
+def test_whatever_is_wrong_with_a_share_the_remedy_names_it():
+    assert "capacity_fraction" in check_inodes(1, 1 << 20, 4096, None, "capacity_fraction").remedy
+    few = check_segments([], 8192, 1 << 17, "capacity_fraction")
+    assert "raise capacity_fraction" in few.remedy
+
+
+def test_a_share_reaches_the_check_of_a_tier_that_is_there(tmp_path):
+    """A file system of which nearly all is taken by somebody else."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    config = write_json(
+        tmp_path / "kv.json", with_tier(root_dir=f"{mounted}/kv", capacity_fraction=0.5)
+    )
+    for made in (":", f"mkdir -m 700 {mounted}/kv"):
+        ran = in_private_mounts(f"""
+            mount -t tmpfs -o size=4m,mode=700 tmpfs {mounted} || exit 9
+            head -c 3000000 /dev/zero > {mounted}/theirs
+            {made}
+            exec "$0" -m kvtiers.cli doctor --config {config} --json
+        """)
+        found = next(c for c in ran.json["checks"] if c["check"] == "disk space")
+        assert (ran.status, found["grade"]) == (0, "warn")
+        assert "lower capacity_fraction to " in found["remedy"]
+
+
 MOUNTS = """\
 22 1 8:1 / / rw - ext4 /dev/root rw
 30 22 0:5 / /mnt rw - nfs4 server:/export rw
@@ -253,6 +295,32 @@ def test_the_tiers_of_a_configuration_and_one_more(tmp_path, tier):
     config = with_tier(root_dir=str(tmp_path / "new"), capacity_bytes=1 << 20)
     ran = good(kvtiers("doctor", tier.url, "--config", json.dumps(config), "--json"))
     assert len({c["tier"] for c in ran.json["checks"]}) == 3
+
+
+def test_each_tier_is_looked_at_once_and_its_rows_say_whose_they_are(tmp_path, tier):
+    """The call names a folder that is configured: its options are those of the configuration."""
+    mine = {"type": "fs", "root_dir": str(tier.root), "layout": tier.layout}
+    config = {**SMALL, "secondary_tiers": [{**mine, "capacity_bytes": 1 << 22}]}
+    given = f"{tier.url}/?capacity=1TiB"
+    ran = good(kvtiers("doctor", given, "--config", json.dumps(config), "--json"))
+    assert [c["check"] for c in ran.json["checks"]].count("disk space") == 1
+    alone = good(kvtiers("doctor", given, "--config", json.dumps(config))).out
+    assert "capacity is 4.0 MiB" in alone
+    assert "TIER" not in alone
+
+    other = {"type": "fs", "root_dir": f"{tmp_path}/new", "capacity_bytes": 1 << 20}
+    config["secondary_tiers"].append(other)
+    lines = good(kvtiers("doctor", "--config", json.dumps(config))).out.splitlines()
+    assert "TIER" in lines[0]
+    about = [line for line in lines if "disk space" in line]
+    assert [str(tier.root) in line for line in about] == [True, False]
+    assert [f"{tmp_path}/new" in line for line in about] == [False, True]
+
+
+def test_a_connector_without_its_settings_is_told_that_they_are_missing():
+    ran = kvtiers("doctor", "--config", '{"kv_connector": "KVTiersConnector"}')
+    assert (ran.status, ran.out) == (2, "")
+    assert "kv_connector_extra_config is missing" in ran.err
 
 
 def test_a_full_disk_is_found_by_writing_to_it(tmp_path):

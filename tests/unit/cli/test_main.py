@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -87,7 +88,6 @@ def test_no_command_needs_an_engine(tier, tmp_path, prompt):
 
 
 WRONG = [
-    [],
     ["lss"],
     ["\x1b[31mls"],
     ["ls"],
@@ -134,6 +134,19 @@ WRONG = [
     ["bench", "tier", "URL", "--total-bytes", "1"],
     ["bench", "tier", "URL", "--total-bytes", "1PiB"],
 ]
+
+
+def test_it_says_its_version():
+    ran = good(kvtiers("--version"))
+    assert ran.out == f"kvtiers {version('kvtiers')}\n"
+
+
+def test_who_calls_it_alone_is_shown_the_commands():
+    ran = kvtiers()
+    assert (ran.status, ran.out) == (2, "")
+    for command in COMMANDS:
+        assert f"    {command.name} " in ran.err
+        assert command.summary in " ".join(ran.err.split())
 
 
 @pytest.mark.parametrize("words", WRONG, ids=lambda words: " ".join(map(repr, words)))
@@ -233,10 +246,11 @@ def test_tokens_come_from_stdin_too(tier, prompt):
     assert {n["loadable_tokens"] for n in ran.json["namespaces"]} == {64, 32}
 
 
-def test_progress_is_for_terminals_and_never_on_stdout(tier):
+def on_a_terminal(*words):
+    """JSON on stdout, and what a terminal shows of stderr."""
     mine, theirs = os.openpty()
     ran = subprocess.run(
-        [sys.executable, "-m", "kvtiers.cli", "verify", "--json", tier.url],
+        [sys.executable, "-m", "kvtiers.cli", *words, "--json"],
         stdout=subprocess.PIPE,
         stderr=theirs,
         text=True,
@@ -247,8 +261,21 @@ def test_progress_is_for_terminals_and_never_on_stdout(tier):
     shown = os.read(mine, 1 << 16).decode()
     os.close(mine)
     assert ran.returncode == 0
-    assert json.loads(ran.stdout)["chunks"] == 6
+    return json.loads(ran.stdout), shown
+
+
+def test_progress_is_for_terminals_and_never_on_stdout(tier):
+    document, shown = on_a_terminal("verify", tier.url)
+    assert document["chunks"] == 6
     assert "reading" in shown
+
+
+def test_gc_says_at_a_terminal_that_it_may_wait(tier):
+    """Of a log there is no engine beside it; otherwise it keeps quiet: see the good calls."""
+    _, shown = on_a_terminal("gc", tier.url, "--max-bytes", "1GiB")
+    assert ("waits 10 s" in shown) == (tier.layout == "files")
+    _, shown = on_a_terminal("gc", tier.url, "--max-bytes", "0", "--dry-run")
+    assert "waits" not in shown
 
 
 @pytest.mark.parametrize("name", ["ls", "du", "verify"])

@@ -125,9 +125,47 @@ def test_built_in_types_are_told_what_is_wrong(tmp_path: Path) -> None:
     )
     assert "secondary_tiers[0].root_dir is missing" in complaint({"type": "fs"})
     assert "secondary_tiers[0].root_dir is empty" in complaint({"type": "fs", "root_dir": ""})
+    assert (
+        "secondary_tiers[0].capacity_bytes is '100GiB': give a whole number of bytes"
+        in complaint({"type": "fs", "root_dir": str(tmp_path), "capacity_bytes": "100GiB"})
+    )
     assert "secondary_tiers[0].capacity_bytes is 1, less" in complaint(
         {"type": "fs", "root_dir": str(tmp_path), "capacity_bytes": 1}
     )
+
+
+@pytest.mark.parametrize(
+    "bound", [{"capacity_bytes": 1 << 60}, {"capacity_bytes": 1}, {"capacity_fraction": 1e-15}]
+)
+@pytest.mark.parametrize("layout", ["files", "log"])
+def test_a_bound_that_is_refused_leaves_no_folder(
+    tmp_path: Path, layout: str, bound: dict[str, Any]
+) -> None:
+    (key,) = bound
+    options = {"type": "fs", "root_dir": f"{tmp_path}/a/b", "layout": layout, **bound}
+    assert complaint(options).startswith(f"secondary_tiers[0].{key} ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("root", ["kv", "./kv", "../kv", "~nobody-of-this-name/kv"])
+@pytest.mark.parametrize("layout", ["files", "log"])
+def test_a_folder_that_depends_on_where_it_is_started_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, root: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"type": "fs", "root_dir": root, "layout": layout, "capacity_bytes": 1 << 30}
+    with pytest.raises(ConfigError, match=r"\Asecondary_tiers\[0\].root_dir is .* absolute path"):
+        build(options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_whoever_starts_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    tier = build({"type": "fs", "root_dir": "~/kv", "capacity_bytes": 1 << 30})
+    tier.shutdown(10.0)
+    assert (tmp_path / "kv").is_dir()
 
 
 def test_foreign_store_gets_a_runner(plugin: str) -> None:

@@ -45,9 +45,9 @@ def test_missing_key() -> None:
     ("key", "value", "expected"),
     [
         ("root_dir", 3, "a string"),
-        ("capacity_bytes", 1.5, "an integer or null"),
-        ("capacity_bytes", "10GB", "an integer or null"),
-        ("capacity_bytes", True, "an integer or null"),
+        ("capacity_bytes", 1.5, "a whole number of bytes or null"),
+        ("capacity_bytes", "10GB", "a whole number of bytes or null"),
+        ("capacity_bytes", True, "a whole number of bytes or null"),
         ("n_read_threads", False, "an integer"),
         ("mode", "off", '"auto" or "on"'),
         ("fsync", 1, "true or false"),

@@ -1,7 +1,8 @@
 """``kvtiers bench tier``: how fast a tier moves chunks here, beside the disk alone.
 
 All of it happens in a hidden folder of its own under the tier's root, which is removed at the end:
-the same disk, and nothing that an engine counts, evicts or owns.
+the same disk, and nothing that an engine counts, evicts or owns. With ``--keep`` the tier lies in
+the root itself, which has to be empty, and stays: something to try the other tools on.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.cli.common import add_common
@@ -32,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="fs:///PATH, with ?layout= if need be")
     parser.add_argument("--chunk-bytes", metavar="SIZE", default="2MiB", help="default 2MiB")
     parser.add_argument("--total-bytes", metavar="SIZE", default="512MiB", help="default 512MiB")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave the chunks in URL, a new or empty folder: a tier to try the tools on",
+    )
     add_common(parser)
 
 
@@ -41,6 +48,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     total = parse_size("--total-bytes", arguments.total_bytes)
     url = parse_url(arguments.url)
     _refuse(chunk, total, url)
+    if arguments.keep:
+        _refuse_to_mix(url.path)
     layout = layout_of(arguments.url, url)
     count = total // chunk
     made = not os.path.lexists(url.path)
@@ -51,13 +60,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             os.mkdir(url.path, 0o700)
         folder = tempfile.mkdtemp(prefix=".kvtiers-bench-", dir=url.path)
     try:
-        options = _options(replace(url, layout=layout), folder, _capacity(chunk, count, folder))
+        root = url.path if arguments.keep else os.path.join(folder, "tier")
+        options = _options(replace(url, layout=layout), root, _capacity(chunk, count, folder))
         with output.progress(4 * count * chunk, "measuring") as advance:
             raw = measure_raw(folder, chunk, count, url.direct_io != "off", advance)
             tier = measure_tier(options, chunk, count, advance)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if made:
+        if made and not arguments.keep:
             os.rmdir(url.path)
     rows = [*tier, *raw]
 
@@ -68,12 +78,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             f"{count} chunks of {size(chunk)}, layout {layout}; the last rows are plain calls, "
             f"one after the other, {'past' if raw[0].direct else 'through'} the page cache"
         )
+        if arguments.keep:
+            output.line(f"what the tier wrote stays: kvtiers ls fs://{quote(url.path)}")
 
     document: dict[str, Any] = {
         "url": arguments.url,
         "layout": layout,
         "chunk_bytes": chunk,
         "chunks": count,
+        "kept": arguments.keep,
         "figures": [figures.document() for figures in rows],
     }
     output.show(document, human)
@@ -99,6 +112,12 @@ def _refuse(chunk: int, total: int, url: FsURL) -> None:
         )
 
 
+def _refuse_to_mix(folder: str) -> None:
+    """Chunks of no model stay by themselves: an engine would count them, and evict for them."""
+    if os.path.lexists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
+        raise ConfigError(f"--keep: {folder} is no empty folder: name one, or one that is absent")
+
+
 def _capacity(chunk: int, count: int, folder: str) -> int:
     """Above what is stored, and no more than the disk has: a tier would refuse that."""
     disk = os.statvfs(folder)
@@ -106,10 +125,10 @@ def _capacity(chunk: int, count: int, folder: str) -> int:
     return min(wanted, disk.f_blocks * disk.f_frsize)
 
 
-def _options(url: FsURL, folder: str, capacity: int) -> dict[str, Any]:
+def _options(url: FsURL, root: str, capacity: int) -> dict[str, Any]:
     return {
         "type": "fs",
-        "root_dir": os.path.join(folder, "tier"),
+        "root_dir": root,
         "layout": url.layout,
         "capacity_bytes": capacity,
         "direct_io": url.direct_io,

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +14,6 @@ from kvtiers.cli.checks import (
     check_memory,
     check_place,
     check_versions,
-    nearest_folder,
     settings_of,
 )
 from kvtiers.cli.common import add_common
@@ -23,6 +23,7 @@ from kvtiers.config import KVTiersConfig, TierSpec, parse_config
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.host.regionfile import DIRECTORY
 from kvtiers.tiers import check_tiers
+from kvtiers.tiers.fs.folders import nearest_folder, path_of
 from kvtiers.tiers.urls import open_place, parse_url
 
 _MAX_CONFIG = 16 << 20
@@ -30,7 +31,7 @@ _MAX_CONFIG = 16 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("url", metavar="URL", nargs="?", help="a tier, besides those configured")
+    parser.add_argument("url", metavar="URL", nargs="?", help="a tier, beside those configured")
     parser.add_argument(
         "--config",
         metavar="JSON|FILE",
@@ -43,13 +44,19 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Check; 0 unless a check failed."""
     config = None if arguments.config is None else read_config(arguments.config)
     checks = [("", check) for check in _machine(config)]
-    for url in _urls(config, arguments.url):
-        checks += [(url, check) for check in _tier(url, output, given=url == arguments.url)]
+    tiers = _tiers(config, arguments.url)
+    for tier in tiers:
+        checks += [(tier.url, check) for check in _check_tier(tier, output)]
     failed = any(check.grade is Grade.FAIL for _, check in checks)
 
     def human() -> None:
-        rows = [(check.grade.value, check.name, check.found, check.remedy) for _, check in checks]
-        output.table(("", "CHECK", "FOUND", "WHAT TO DO"), rows)
+        columns = ["", "CHECK", "FOUND", "WHAT TO DO"]
+        rows = [[check.grade.value, check.name, check.found, check.remedy] for _, check in checks]
+        if len(tiers) > 1:  # whose row it is, else there is no doubt
+            columns.insert(1, "TIER")
+            for row, (url, _) in zip(rows, checks, strict=True):
+                row.insert(1, parse_url(url).path if url else "")
+        output.table(columns, rows)
 
     document = {
         "ok": not failed,
@@ -93,15 +100,36 @@ def _machine(config: KVTiersConfig | None) -> Iterator[Check]:
     yield from check_limits(cpu_bytes)
 
 
-def _urls(config: KVTiersConfig | None, url: str | None) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Tier:
+    """A tier to look at."""
+
+    url: str
+    given: bool = False
+    """By the call itself, not by the configuration."""
+    share: float | None = None
+    """Its ``capacity_fraction``."""
+
+
+def _tiers(config: KVTiersConfig | None, url: str | None) -> list[_Tier]:
+    """Those configured, and that of ``url`` unless it is one of them: its options are known."""
     specs = config.secondary_tiers if config else ()
-    urls = [_url_of(s) for s in specs if s.type == "fs" and s.module_path is None]
-    return urls if url is None else [*urls, url]
+    tiers = [
+        _Tier(_url_of(s), share=s.options.get("capacity_fraction"))
+        for s in specs
+        if s.type == "fs" and s.module_path is None
+    ]
+    known = {_folder(tier.url) for tier in tiers}
+    return tiers if url is None or _folder(url) in known else [*tiers, _Tier(url, given=True)]
+
+
+def _folder(url: str) -> str:
+    return os.path.realpath(parse_url(url).path)
 
 
 def _url_of(spec: TierSpec) -> str:
     options = spec.options
-    root = os.path.abspath(os.path.expanduser(str(options["root_dir"])))
+    root = path_of(str(options["root_dir"]))
     parameters = [
         ("layout", options.get("layout")),
         ("capacity", _capacity_of(options, root)),
@@ -120,13 +148,13 @@ def _capacity_of(options: Mapping[str, Any], root: str) -> int | None:
     return int(share * disk.f_blocks * disk.f_frsize)
 
 
-def _tier(url: str, output: Output, *, given: bool) -> list[Check]:
-    parsed = parse_url(url)
+def _check_tier(tier: _Tier, output: Output) -> list[Check]:
+    parsed = parse_url(tier.url)
     if not os.path.lexists(parsed.path):
-        return list(check_absent(parsed.path, parsed.capacity_bytes, parsed.layout))
+        return list(check_absent(parsed.path, parsed.capacity_bytes, parsed.layout, tier.share))
     try:
-        return list(check_place(open_place(url, output.warn)))
+        return list(check_place(open_place(tier.url, output.warn), tier.share))
     except (KVTiersError, OSError) as e:
-        if given and isinstance(e, ConfigError):
+        if tier.given and isinstance(e, ConfigError):
             raise
         return [Check("tier", Grade.FAIL, str(e), "see the folder and who may use it")]

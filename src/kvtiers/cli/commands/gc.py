@@ -36,6 +36,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     named = None if arguments.namespace is None else next((name for name, _ in found), None)
     report = Report()
     if named is not None or arguments.namespace is None:
+        if place.layout == "files" and not arguments.dry_run:  # a log has no engine now
+            output.note("beside engines it waits 10 s before it deletes: they mark what they use")
         with output.progress(None, "deleting") as advance:
             aim = Aim(max_bytes, older_than_s, named)
             report = place.maintain(aim, dry_run=arguments.dry_run, advance=advance)

@@ -16,8 +16,8 @@ class FsOptions(RunnerOptions):
     """Options of the ``fs`` tier."""
 
     root_dir: str
-    """Folder of all namespaces; made if absent. May be shared by engines and hosts with layout
-    ``files``; a log has one engine."""
+    """Folder of all namespaces, absolute or beginning with ``~``; made if absent. May be shared by
+    engines and hosts with layout ``files``; a log has one engine."""
     eviction: Literal["own", "external"] = "own"
     """Who sees to the bound: the engines that share the folder, together; or something else, and
     then no engine ever deletes a chunk. All that share it must say the same."""
@@ -25,7 +25,8 @@ class FsOptions(RunnerOptions):
     """Bound of all kvtiers files under ``root_dir``, whoever writes them. Required with ``own``,
     unless ``capacity_fraction`` is given. The smallest that a living engine states rules."""
     capacity_fraction: float | None = None
-    """The same as a share of the file system that holds ``root_dir``, above 0 and up to 0.95."""
+    """The same as a share of the file system that holds ``root_dir``, above 0 and up to 0.95: of
+    its size, not of what is free. If others fill it first, the oldest chunks leave for new ones."""
     layout: Literal["files", "log"] = "files"
     """``files``: one file per chunk, for folders that are shared. ``log``: segments with many
     chunks each, for a local disk and one engine: many times as fast with small chunks."""
@@ -47,6 +48,12 @@ class FsOptions(RunnerOptions):
         require(bool(self.root_dir), "root_dir", "is empty: name a folder")
         require(
             _is_path(self.root_dir), "root_dir", f"is {self.root_dir!a}: no path has such a name"
+        )
+        require(
+            os.path.isabs(os.path.expanduser(self.root_dir)),
+            "root_dir",
+            f"is {self.root_dir!a}, which is another folder wherever an engine is started: give an "
+            "absolute path, or one that begins with ~",
         )
         require(
             self.layout == "files" or self.eviction == "own",

@@ -4,7 +4,7 @@ import os
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.tiers.base import StoreContext
-from kvtiers.tiers.fs.folders import unusable
+from kvtiers.tiers.fs.folders import nearest_folder, unusable
 from kvtiers.tiers.fs.quota import RESERVED_BYTES, STATE_BYTES
 from kvtiers.tiers.options import require
 
@@ -63,9 +63,9 @@ def check_bytes(context: StoreContext, capacity_bytes: int | None) -> None:
 def resolve(
     context: StoreContext, root: str, capacity_bytes: int | None, capacity_fraction: float | None
 ) -> int:
-    """The bound in bytes of the root that is there. Raises ConfigError."""
+    """The bound in bytes of a root, which need not be there yet. Raises ConfigError."""
     try:
-        info = os.statvfs(root)
+        info = os.statvfs(nearest_folder(root))
     except OSError as e:
         raise unusable(root, e) from e
     size = info.f_blocks * info.f_frsize

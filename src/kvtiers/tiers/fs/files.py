@@ -60,8 +60,12 @@ class FilesStore:
         self.capabilities = Capabilities(persistent=True, shared=True, delete=self._owns)
         self._context = context
         self._id = context.namespace.id
-        self._root = folders.open_root(root_dir)
-        folders.refuse_log(self._root)
+        self._root = folders.path_of(root_dir)
+        bound = None
+        if self._owns:
+            bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
+        folders.open_root(self._root)
+        folders.refuse_other_layout(self._root, "files")
         self._folder = os.path.join(self._root, self._id)
         self._fsync = fsync
         self._io = DirectFiles(direct_io, fsync)
@@ -69,9 +73,6 @@ class FilesStore:
         self._complaints = Complaints(self._root, context.clock)
         self._in_vain_until: float | None = None
         self._closed = False
-        bound = None
-        if self._owns:
-            bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
         self._account = Account(self._root, bound, context.clock, context.wall_clock)
         self._room = self._bounded_room() if self._owns else Unbounded()
         self._damaged = Damaged(self._folder, self._room.freed if self._owns else None)

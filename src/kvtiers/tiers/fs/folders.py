@@ -9,7 +9,8 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from urllib.parse import quote
 
 from kvtiers.chunks import Namespace
 from kvtiers.tiers.fs import names
@@ -70,9 +71,20 @@ def write_durably(temp: str, path: str, data: bytes) -> None:
     sync_folder(os.path.dirname(path))
 
 
-def open_root(root_dir: str) -> str:
-    """The absolute path of the root, made if absent."""
-    root = os.path.abspath(os.path.expanduser(root_dir))
+def path_of(root_dir: str) -> str:
+    """The absolute path that a configuration names."""
+    return os.path.abspath(os.path.expanduser(root_dir))
+
+
+def nearest_folder(path: str) -> str:
+    """``path``, or the folder above it in which it would be made."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def open_root(root: str) -> None:
+    """Make the folder ``root`` if it is absent, and refuse one that is not ours to use."""
     try:
         make_folder(root, durable=True)
         entries = os.listdir(root)
@@ -89,17 +101,51 @@ def open_root(root_dir: str) -> str:
             f"is {root}, which holds other things ({min(strangers)}): "
             "name an empty folder or one that kvtiers made",
         )
-    return root
 
 
-def refuse_log(root: str) -> None:
-    """Raise ConfigError if ``root`` holds a log, whose bytes another layout would not count."""
-    if os.path.lexists(os.path.join(root, names.LOG)):
+def refuse_other_layout(root: str, wanted: str) -> None:
+    """Raise ConfigError if ``root`` has, or had, an owner of another layout than ``wanted``.
+
+    Each layout counts its own bytes and nobody else's, so that one root can hold one of them. What
+    counts are an owner's traces, not chunks: one that lives may have stored none yet.
+    """
+    try:
+        found = [layout for layout, lies_at in _TRACES.items() if lies_at(root)]
+    except OSError as e:
+        raise unusable(root, e) from e
+    if len(found) > 1:
+        places = " and ".join(f"'fs://{quote(root)}?layout={layout}'" for layout in found)
         raise bad_option(
             "root_dir",
-            f'is {root}, which holds a log: set layout to "log", name another folder, or bring its '
-            "chunks over with kvtiers migrate",
+            f"is {root}, where both layouts were used, so that no engine can work there: name "
+            f"another folder, or bring {places} over by kvtiers migrate, each to a folder of its "
+            "own",
         )
+    if found and found != [wanted]:
+        raise bad_option(
+            "root_dir",
+            f'is {root}, which is of layout {found[0]}: set layout to "{found[0]}", name another '
+            f"folder, or bring its chunks over with kvtiers migrate 'fs://{quote(root)}"
+            f"?layout={found[0]}' NEW",
+        )
+
+
+def _has_files(root: str) -> bool:
+    """Whether engines of layout ``files`` keep, or kept, their books or chunks in ``root``."""
+    if os.path.lexists(os.path.join(root, names.QUOTA)):
+        return True
+    for namespace in names.namespaces(root):  # without an account where there are no locks
+        for entry in os.listdir(os.path.join(root, namespace)):
+            if entry == names.TEMP or names.is_fan(entry):
+                return True
+    return False
+
+
+def _has_log(root: str) -> bool:
+    return os.path.lexists(os.path.join(root, names.LOG))
+
+
+_TRACES: Mapping[str, Callable[[str], bool]] = {"files": _has_files, "log": _has_log}
 
 
 def unusable(root: str, error: OSError) -> Exception:

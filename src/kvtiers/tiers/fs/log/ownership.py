@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from kvtiers.chunks import Namespace
-from kvtiers.errors import ConfigError
 from kvtiers.tiers.fs import folders, names
 from kvtiers.tiers.options import bad_option
 
@@ -130,22 +129,6 @@ def open_namespace(root: str, namespace: Namespace) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temp)
     folders.open_manifest(folder, namespace, lambda: temp)
-
-
-def refuse_other_layout(root: str) -> None:
-    """Raise ConfigError if ``root`` holds chunks of layout ``files``."""
-    for namespace in names.namespaces(root):
-        for entry in os.listdir(os.path.join(root, namespace)):
-            if names.is_fan(entry):
-                raise _other_layout(root)
-
-
-def _other_layout(root: str) -> ConfigError:
-    return bad_option(
-        "root_dir",
-        f"is {root}, which holds chunks of layout files: name another folder, or bring them over "
-        "with kvtiers migrate",
-    )
 
 
 def other_bytes(root: str) -> int:

@@ -46,18 +46,21 @@ class LogStore:
         fsync: bool = False,
     ) -> None:
         self._context = context
-        self._root = folders.open_root(root_dir)
+        self._root = folders.path_of(root_dir)
+        capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
+        stated = "capacity_fraction" if capacity_bytes is None else "capacity_bytes"
+        manifest = len(context.namespace.manifest().encode())
+        refuse_too_little(stated, capacity, manifest, context.layout.slot_bytes)
+        folders.open_root(self._root)
         self._said_damaged = self._closed = False
         self._writers = 0
         """Calls that may write to the disk: the last one out gives up the folder."""
+        folders.refuse_other_layout(self._root, "log")
         try:
-            ownership.refuse_other_layout(self._root)
             self._ownership = ownership.Ownership(self._root)
         except OSError as e:
             raise folders.unusable(self._root, e) from e
         try:
-            capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
-            stated = "capacity_fraction" if capacity_bytes is None else "capacity_bytes"
             self._open(capacity, stated, direct_io, fsync)
             self._ownership.keep_capacity(capacity)
         except OSError as e:

@@ -16,6 +16,8 @@ from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.opening import segment_bytes_for
 from kvtiers.tiers.fs.log.segment import SegmentFiles
+from kvtiers.tiers.fs.names import QUOTA
+from kvtiers.tiers.urls import open_place
 from tests.unit.tiers.fs.log.log_kit import CAPACITY, SEGMENT, SEGMENTS, held, kill, read, write
 from tests.unit.tiers.tier_kit import CHUNK, NAMESPACE, context, filled, key, page_aligned, payload
 
@@ -319,16 +321,65 @@ def test_a_second_owner_is_refused_by_the_name_of_the_first(log):
     log.open().close()
 
 
-def test_a_folder_with_files_is_refused(log):
-    FilesStore(context(), str(log.root), capacity_bytes=1 << 20).write([Item(key(1), filled(1))])
-    with pytest.raises(ConfigError, match="layout files"):
+def files_at(log, **options):
+    return FilesStore(context(), str(log.root), **(options or {"capacity_bytes": 1 << 20}))
+
+
+@pytest.mark.parametrize("lives", [True, False])
+@pytest.mark.parametrize("chunks", [0, 1])
+@pytest.mark.parametrize("bound", [{"capacity_bytes": 1 << 20}, {"eviction": "external"}])
+def test_a_folder_of_layout_files_is_refused_and_left_as_it_is(log, bound, chunks, lives):
+    """An engine that has stored nothing yet will: what it left there says that it was there."""
+    store = files_at(log, **bound)
+    store.write([Item(key(n), filled(n)) for n in range(chunks)])
+    if not lives:
+        store.close()
+    with pytest.raises(ConfigError, match=r"is of layout files: .* kvtiers migrate 'fs://") as e:
         log.open()
+    assert e.value.context["key"] == "root_dir"
+    assert not (log.root / "log").exists()
+    store.close()
+    files_at(log, **bound).close()
 
 
-def test_the_other_layout_refuses_a_log(log):
-    log.open().close()
-    with pytest.raises(ConfigError, match="which holds a log"):
-        FilesStore(context(), str(log.root), capacity_bytes=1 << 20)
+def test_files_are_seen_where_there_is_no_account_of_them(log):
+    """On a file system without locks none is kept; the folder for temporary files is made."""
+    store = files_at(log, eviction="external")
+    (log.root / QUOTA).unlink()
+    with pytest.raises(ConfigError, match="is of layout files"):
+        log.open()
+    store.close()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_the_other_layout_refuses_a_log_and_leaves_it_as_it_is(log, lives):
+    store = log.open()
+    if not lives:
+        store.close()
+    before = sorted(log.root.rglob("*"))
+    with pytest.raises(ConfigError, match=r"is of layout log: .* kvtiers migrate 'fs://"):
+        files_at(log)
+    assert sorted(log.root.rglob("*")) == before
+    store.close()
+
+
+def test_a_folder_where_both_layouts_were_used_says_so_to_both(log):
+    """As engines before this check could leave one."""
+    store = log.open()
+    write(store, 1)
+    store.close()
+    (log.root / "log").rename(log.root.parent / "aside")
+    store = files_at(log)
+    store.write([Item(key(2), filled(2))])
+    store.close()
+    (log.root.parent / "aside").rename(log.root / "log")
+    for opened in (log.open, lambda: files_at(log)):
+        with pytest.raises(ConfigError, match=r"where both layouts were used.* migrate") as refused:
+            opened()
+        for layout in ("files", "log"):
+            assert f"'fs://{log.root}?layout={layout}'" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"layouts files and log, so that no engine .*migrate"):
+        open_place(f"fs://{log.root}", pytest.fail)
 
 
 def test_too_little_capacity_is_refused_with_what_would_do(log):
