@@ -29,6 +29,17 @@ class TestExternalFs(TestFs):
         return FilesStore(context, str(place / "kv"), eviction="external")
 
 
+class TestBufferedFs(TestFs):
+    def make(self, place, context):
+        root = str(place / "kv")
+        return FilesStore(context, root, capacity_bytes=64 << 20, direct_io="off")
+
+
+class TestDurableFs(TestFs):
+    def make(self, place, context):
+        return FilesStore(context, str(place / "kv"), capacity_bytes=64 << 20, fsync=True)
+
+
 class TestFsTier(StoreTierLaws):
     store_laws = TestFs
 

@@ -51,9 +51,19 @@ class TestBufferedLog(TestLog):
         )
 
 
+class TestDurableLog(TestLog):
+    def make(self, place, context):
+        root = str(place / "kv")
+        return LogStore(context, root, capacity_bytes=self.capacity_bytes, fsync=True)
+
+
 class TestSmallLog(TestLog):
     capacity_bytes = 400 * PAGE_BYTES
 
 
 class TestLogTier(StoreTierLaws):
     store_laws = TestLog
+
+
+class TestSmallLogTier(StoreTierLaws):
+    store_laws = TestSmallLog

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from kvtiers.errors import ConfigError
 from kvtiers.options import nearest
+from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.files_place import FilesPlace
 from kvtiers.tiers.fs.log_place import LogPlace
 from kvtiers.tiers.places import Complain, Place
@@ -53,6 +54,8 @@ def open_place(url: str, complain: Complain, *, make: bool = False) -> Place:
     parsed = parse_url(url)
     if os.path.lexists(parsed.path) or not make:
         _refuse_no_folder(url, parsed.path)
+    if not make:
+        _refuse_strange_folder(url, parsed.path)
     layout = LAYOUTS[layout_of(url, parsed)]
     return layout.open(parsed.path, complain, parsed.capacity_bytes, parsed.direct_io)
 
@@ -70,12 +73,24 @@ def _refuse_no_folder(url: str, path: str) -> None:
     raise ConfigError(f"{url}: {what}; name the root_dir of an fs tier")
 
 
+def _refuse_strange_folder(url: str, path: str) -> None:
+    """A path with a slip of the pen must not look like a tier that is clean."""
+    visible = [name for name in os.listdir(path) if not name.startswith(".")]
+    if visible and not any(names.is_namespace(name) or name == names.LOG for name in visible):
+        raise ConfigError(
+            f"{url}: the folder holds nothing of kvtiers, but {min(visible)!a}; name the root_dir "
+            "of an fs tier"
+        )
+
+
 def layout_of(url: str, parsed: FsURL) -> str:
     """The layout that the URL names, or else that of what lies there. Raises ConfigError."""
-    if parsed.layout is not None:
-        return parsed.layout
     path = parsed.path
     found = [name for name, layout in LAYOUTS.items() if layout.lies_at(path)]
+    if parsed.layout is not None:
+        if found and parsed.layout not in found:
+            raise ConfigError(f"{url} is of layout {found[0]}: leave out layout={parsed.layout}")
+        return parsed.layout
     if len(found) > 1:
         known = " or ".join(f"?layout={name}" for name in found)
         raise ConfigError(

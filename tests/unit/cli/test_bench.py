@@ -1,10 +1,12 @@
 """``bench tier``: figures of the real thing, and nothing is left of it."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from kvtiers.cli.measure import percentile
+from kvtiers.cli.trials import trial_folder
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.names import chunk_path
 from tests.unit.cli.cli_kit import good, kvtiers, only_files
@@ -111,3 +113,17 @@ def test_percentiles():
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile(list(range(100)), 0.99) == 99
     assert percentile([1.0], 0.99) == 1.0
+
+
+def test_what_a_killed_measurement_left_goes_with_the_next_one_or_with_gc(tier):
+    for number in range(2):
+        left = tier.root / f".kvtiers-bench-{number}"
+        left.mkdir()
+        (left / "much").write_bytes(bytes(4096))
+    with trial_folder(str(tier.root)) as living:
+        good(kvtiers("gc", tier.url, "--dry-run"))
+        assert (tier.root / ".kvtiers-bench-0").exists()
+        ran = good(kvtiers("gc", tier.url, "--json")).json
+        assert ran["temporary"] == 2
+        assert Path(living).exists()
+    assert not list(tier.root.glob(".kvtiers-bench-*"))

@@ -83,3 +83,18 @@ def test_a_file_is_no_place(tmp_path, make):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="it is a file, not a folder"):
         open_place(f"fs://{tmp_path}/file", pytest.fail, make=make)
+
+
+def test_a_folder_of_the_other_layout_is_not_an_empty_one(tmp_path):
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "lock").touch()
+    with pytest.raises(ConfigError, match="is of layout log: leave out layout=files"):
+        open_place(f"fs://{tmp_path}?layout=files", print)
+
+
+def test_a_folder_that_holds_other_things_is_no_clean_tier(tmp_path):
+    (tmp_path / "hosts").touch()
+    with pytest.raises(ConfigError, match="holds nothing of kvtiers, but 'hosts'"):
+        open_place(f"fs://{tmp_path}", print)
+    (tmp_path / "hosts").rename(tmp_path / ".hidden")
+    assert open_place(f"fs://{tmp_path}", print).namespaces() == []

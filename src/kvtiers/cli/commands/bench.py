@@ -1,19 +1,19 @@
 """``kvtiers bench tier``: how fast a tier moves chunks here, beside the disk alone.
 
-All of it happens in a hidden folder of its own under the tier's root, which is removed at the end:
-the same disk, and nothing that an engine counts, evicts or owns. With ``--keep`` the tier lies in
-the root itself, which has to be empty, and stays: something to try the other tools on.
+All of it happens in a hidden folder of its own under the tier's root, which is removed at the end,
+or after a kill by the next ``bench`` or ``gc``: the same disk, and nothing that an engine counts,
+evicts or owns. With ``--keep`` the tier lies in the root itself, which has to be empty, and stays:
+something to try the other tools on.
 """
 
 import argparse
 import os
-import shutil
-import tempfile
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 from kvtiers.chunks import PAGE_BYTES
+from kvtiers.cli import trials
 from kvtiers.cli.common import add_common
 from kvtiers.cli.measure import Figures, measure_raw, measure_tier
 from kvtiers.cli.output import Output, rate, size
@@ -58,15 +58,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with map_errors("bench in", url.path):
         if made:
             os.mkdir(url.path, 0o700)
-        folder = tempfile.mkdtemp(prefix=".kvtiers-bench-", dir=url.path)
+        trials.remove(trials.left_behind(url.path))
     try:
-        root = url.path if arguments.keep else os.path.join(folder, "tier")
-        options = _options(replace(url, layout=layout), root, _capacity(chunk, count, folder))
-        with output.progress(4 * count * chunk, "measuring") as advance:
-            raw = measure_raw(folder, chunk, count, url.direct_io != "off", advance)
-            tier = measure_tier(options, chunk, count, advance)
+        with map_errors("bench in", url.path), trials.trial_folder(url.path) as folder:
+            root = url.path if arguments.keep else os.path.join(folder, "tier")
+            options = _options(replace(url, layout=layout), root, _capacity(chunk, count, folder))
+            with output.progress(4 * count * chunk, "measuring") as advance:
+                raw = measure_raw(folder, chunk, count, url.direct_io != "off", advance)
+                tier = measure_tier(options, chunk, count, advance)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         if made and not arguments.keep:
             os.rmdir(url.path)
     rows = [*tier, *raw]
@@ -99,7 +99,9 @@ def _refuse(chunk: int, total: int, url: FsURL) -> None:
             f"--chunk-bytes is {chunk}: give a multiple of {PAGE_BYTES}, as chunks are"
         )
     if total < max(chunk, _LEAST):
-        raise ConfigError(f"--total-bytes is {total}: give at least one chunk and 1MiB")
+        raise ConfigError(
+            f"--total-bytes is {total}: give at least 1MiB, and one chunk of {chunk} bytes"
+        )
     where = url.path
     while not os.path.isdir(where):
         where = os.path.dirname(where)

@@ -3,6 +3,7 @@
 import argparse
 import re
 
+from kvtiers.cli import trials
 from kvtiers.cli.common import add_dry_run, add_place, chosen, place_of, refuse_owned, whole
 from kvtiers.cli.output import Output, size
 from kvtiers.errors import ConfigError
@@ -41,6 +42,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         with output.progress(None, "deleting") as advance:
             aim = Aim(max_bytes, older_than_s, named)
             report = place.maintain(aim, dry_run=arguments.dry_run, advance=advance)
+    dead = trials.left_behind(place.options["root_dir"])
+    if not arguments.dry_run:
+        trials.remove(dead)
     for name in report.failed:
         output.warn(f"{name} cannot be deleted")
     after = report.before_bytes - report.bytes
@@ -51,7 +55,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         "bytes": report.bytes,
         "bytes_left": after,
         "by_namespace": dict(report.by_namespace),
-        "temporary": len(report.temporary),
+        "temporary": len(report.temporary) + len(dead),
         "quarantined": len(report.quarantined),
         "segments": len(report.segments),
         "empty_folders": len(report.empty_folders),
@@ -63,7 +67,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         did = "would delete" if arguments.dry_run else "deleted"
         for name, count in report.by_namespace.items():
             output.line(f"namespace {name}: {did} {count} chunks")
-        for what, count in _besides(report):
+        for what, count in _besides(report, len(dead)):
             output.line(f"{did} {what}: {count}")
         output.line(
             f"{did} {report.by_namespace.total()} chunks, {size(report.bytes)} in all; "
@@ -76,11 +80,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 1 if report.failed else 0
 
 
-def _besides(report: Report) -> list[tuple[str, int]]:
+def _besides(report: Report, killed: int) -> list[tuple[str, int]]:
     """What left and is no chunk."""
     counts = [
         ("segments", len(report.segments)),
         ("temporary folders and files of dead writers", len(report.temporary)),
+        ("folders of measurements that were killed", killed),
         ("damaged chunks that were put aside", len(report.quarantined)),
         ("empty folders", len(report.empty_folders)),
     ]

@@ -32,7 +32,7 @@ def check_stated(
         bool(stated),
         "capacity_bytes",
         "is missing: give a number of bytes, or capacity_fraction, a share of the file system; or "
-        'say eviction "external" if something else keeps the folder small',
+        'say eviction "external" (layout files) if something else keeps the folder small',
     )
     require(len(stated) == 1, "capacity_fraction", "is stated beside capacity_bytes: give one")
     if capacity_fraction is not None:

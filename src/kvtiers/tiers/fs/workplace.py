@@ -41,6 +41,7 @@ class Workplace:
             self._scratch = self._make()
         except BaseException as e:
             self._leave()
+            self._remove_what_is_empty()
             raise _refusal(self._root, e) from e
         try:
             sweep(self._root)
@@ -53,6 +54,12 @@ class Workplace:
         except BaseException as e:
             self.close()
             raise _refusal(self._root, e) from e
+
+    def _remove_what_is_empty(self) -> None:
+        """Leave no folder of a namespace behind that nobody could make sense of."""
+        for folder in (os.path.join(self._folder, names.TEMP), self._folder):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
     def open_again(self) -> None:
         """Make it anew after somebody cleared it. Raises OSError and KVTiersError."""

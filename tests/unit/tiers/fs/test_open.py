@@ -41,7 +41,7 @@ def test_manifest_that_disagrees_is_refused(folder: Folder) -> None:
     assert MANIFEST in text
     assert "disagrees" in text
     assert "move the folder" in text
-    assert os.listdir(folder.root / NAMESPACE.id / "tmp") == []
+    assert not (folder.root / NAMESPACE.id / "tmp").exists()
 
 
 def test_chunks_that_lost_their_manifest_get_it_again(folder: Folder) -> None:

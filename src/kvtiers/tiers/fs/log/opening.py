@@ -53,7 +53,7 @@ def refuse_too_little(stated: str, capacity_bytes: int, others: int, chunk_bytes
         capacity_bytes >= needed,
         stated,
         f"gives the log {capacity_bytes} bytes, too little for {LEAST_SEGMENTS} segments of "
-        f"{LEAST_CHUNKS} chunks and {others} bytes of manifests: give at least {needed} bytes",
+        f"{LEAST_CHUNKS} chunks and {others} bytes beside them: give at least {needed} bytes",
     )
 
 

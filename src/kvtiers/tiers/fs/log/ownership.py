@@ -19,6 +19,8 @@ from kvtiers.tiers.options import bad_option
 LOCK = "lock"
 TEMP = "manifest.tmp"
 """A manifest on its way; one that lies there longer is of an owner that was killed."""
+LOCK_BYTES = 64
+"""What the lock may come to say."""
 _NUMBER = re.compile("[0-9]{1,20}")
 _PAUSES_S = (0.001, 0.01, 0.1)
 """Between tries for the lock: who only asks whose it is holds it for some microseconds."""
@@ -133,7 +135,7 @@ def open_namespace(root: str, namespace: Namespace) -> None:
 
 def other_bytes(root: str) -> int:
     """Bytes of ours under ``root`` that are no segments: the manifests."""
-    total = 0
+    total = LOCK_BYTES
     for namespace in names.namespaces(root):
         with contextlib.suppress(OSError):
             total += os.stat(os.path.join(root, namespace, names.MANIFEST)).st_size

@@ -49,8 +49,8 @@ class LogStore:
         self._root = folders.path_of(root_dir)
         capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
         stated = "capacity_fraction" if capacity_bytes is None else "capacity_bytes"
-        manifest = len(context.namespace.manifest().encode())
-        refuse_too_little(stated, capacity, manifest, context.layout.slot_bytes)
+        others = len(context.namespace.manifest().encode()) + ownership.LOCK_BYTES
+        refuse_too_little(stated, capacity, others, context.layout.slot_bytes)
         folders.open_root(self._root)
         self._said_damaged = self._closed = False
         self._writers = 0
