@@ -38,7 +38,8 @@ from kvtiers.chunks import ChunkLayout, GroupLayout, Namespace
 from kvtiers.tiers import build_tier
 
 PATIENCE_S = 60.0
-DISK_BYTES = 8 << 30
+BOUNDS = {"files": {"capacity_fraction": 0.9}, "log": {"capacity_bytes": 8 << 30}}
+"""Files are removed behind the tier's back: it must not think that its folder is full."""
 NAMES = {"files": "io", "log": "io_log"}
 """How the figures of each layout are called."""
 _QUEUED = 8
@@ -87,7 +88,7 @@ class Bench:
             view = self._view(slot, size.chunk_bytes, True)
             view[:] = slot.to_bytes(4, "little") * (size.chunk_bytes // 4)
         self.tier: Any = build_tier(
-            {"type": "fs", "root_dir": root, "layout": layout, "capacity_bytes": DISK_BYTES},
+            {"type": "fs", "root_dir": root, "layout": layout, **BOUNDS[layout]},
             0,
             namespace=Namespace({"bench": "io_steps"}),
             layout=ChunkLayout((GroupLayout(0, size.chunk_bytes, TOKENS),)),
