@@ -286,7 +286,7 @@ class Watch:
     def __init__(self, root: Path, workers: Sequence[Worker]) -> None:
         self.root, self._workers = root, workers
         self._stated: list[tuple[float, int]] = [(time.monotonic(), CAPACITIES[-1])]
-        self.most = 0
+        self.most = self._before = 0
 
     def changed(self) -> None:
         """A capacity was stated. The smallest of the living rules, so that while one of them was
@@ -296,14 +296,19 @@ class Watch:
         self._stated += [(now, max(stated)), (now, min(stated))]
 
     def look(self) -> None:
-        """Raises SystemExit if there is more than allowed."""
+        """Raises SystemExit if there is more than allowed, or above it more than a moment ago.
+
+        What was promised to readers before a capacity was lowered stays until they are done, who
+        here read all of it again and again: it may take long, but nothing is added meanwhile.
+        """
         now, rules = time.monotonic(), self._stated[-1][1]
         recent = [bound for since, bound in self._stated if now - since < SETTLES_S]
         older = [bound for since, bound in self._stated if now - since >= SETTLES_S][-1:]
         allowed = max([rules, *recent, *(older if recent else [])])
         there = disk_bytes(self.root)
         self.most = max(self.most, there)
-        if there > allowed:
+        before, self._before = self._before, there
+        if there > max(allowed, before):
             raise SystemExit(f"over capacity: {there} bytes in {self.root}, {allowed} are allowed")
 
 
