@@ -32,6 +32,7 @@ from kvtiers.tiers.fs import (
     shared,
     stamps,
     tree,
+    vectored,
     victims,
     workplace,
 )
@@ -72,6 +73,7 @@ MODULES = (
     shared,
     stamps,
     tree,
+    vectored,
     victims,
 )
 NAMES = keys("a", "b", "c", group=1)

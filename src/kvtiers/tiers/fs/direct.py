@@ -12,11 +12,11 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Sequence
 from typing import Literal
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.tiers.fs.folders import FILE_MODE
+from kvtiers.tiers.fs.vectored import read_rest, write_all
 
 DirectIO = Literal["auto", "on", "off"]
 
@@ -103,7 +103,7 @@ class DirectFiles:
         fd = os.open(path, _WRITE | flags, FILE_MODE)
         try:
             self._set_mode(fd)
-            _write_all(fd, self._pages()[0], payload)
+            write_all(fd, [self._pages()[0], payload], 0)
             if self._fsync:
                 os.fsync(fd)
         finally:
@@ -149,7 +149,7 @@ class DirectFiles:
             if got == expected:  # so it ends there: no need to ask for its size
                 return got
             size = os.fstat(fd).st_size
-            return size if size != expected else _read_rest(fd, [header, payload], got)
+            return size if size != expected else read_rest(fd, [header, payload], 0, got)
         finally:
             os.close(fd)
 
@@ -164,35 +164,3 @@ class DirectFiles:
 
 def _refused(error: OSError, flags: int) -> bool:
     return bool(flags) and error.errno == errno.EINVAL
-
-
-def _write_all(fd: int, header: memoryview, payload: memoryview) -> None:
-    """A full device may take a part first and name the error only when asked for the rest."""
-    buffers = [header, payload]
-    total = PAGE_BYTES + payload.nbytes
-    done = os.pwritev(fd, buffers, 0)
-    while done < total:
-        wrote = os.pwritev(fd, _rest(buffers, done), done)
-        if wrote == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        done += wrote
-
-
-def _read_rest(fd: int, buffers: Sequence[memoryview], done: int) -> int:
-    """Returns how many bytes there were; fewer than asked for if the file shrank meanwhile."""
-    total = sum(b.nbytes for b in buffers)
-    while done < total:
-        got = os.preadv(fd, _rest(buffers, done), done)
-        if got == 0:
-            break
-        done += got
-    return done
-
-
-def _rest(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
-    rest = []
-    for buffer in buffers:
-        if done < buffer.nbytes:
-            rest.append(buffer[done:])
-        done = max(0, done - buffer.nbytes)
-    return rest

@@ -23,8 +23,12 @@ def write_all(fd: int, buffers: Buffers, offset: int) -> None:
 
 def read_all(fd: int, buffers: Buffers, offset: int) -> int:
     """Fill ``buffers`` from ``offset``. The bytes there were: fewer if the file is shorter."""
+    return read_rest(fd, buffers, offset, os.preadv(fd, buffers, offset))
+
+
+def read_rest(fd: int, buffers: Buffers, offset: int, done: int) -> int:
+    """Go on with ``read_all`` after the first ``done`` bytes; returns as it does."""
     total = sum(b.nbytes for b in buffers)
-    done = os.preadv(fd, buffers, offset)
     while done < total:
         got = os.preadv(fd, rest(buffers, done), offset + done)
         if got == 0:
