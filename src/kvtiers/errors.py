@@ -85,6 +85,11 @@ class ConfigError(KVTiersError):
         super().__init__(message, kind=Kind.CONFIG, operation="configure", context=context)
 
 
+def closed(who: str, operation: str) -> KVTiersError:
+    """The error of an operation that comes after ``close``."""
+    return KVTiersError(f"{who}: {operation} after close", kind=Kind.CLOSED, operation=operation)
+
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.EIO, errno.ESTALE}
 

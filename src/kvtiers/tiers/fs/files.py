@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.errors import Kind, KVTiersError, map_errors
+from kvtiers.errors import Kind, KVTiersError, closed, map_errors
 from kvtiers.events import Reason
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
@@ -343,11 +343,7 @@ class FilesStore:
 
     def _refuse_if_closed(self, operation: str) -> None:
         if self._closed:
-            raise KVTiersError(
-                f"{self._context.name}: {operation} after close",
-                kind=Kind.CLOSED,
-                operation=operation,
-            )
+            raise closed(self._context.name, operation)
 
     @property
     def used_bytes(self) -> int:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.errors import Kind, KVTiersError
+from kvtiers.errors import Kind, KVTiersError, closed
 from kvtiers.events import Reason
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
@@ -249,11 +249,7 @@ class LogStore:
 
     def _refuse_if_closed(self, operation: str) -> None:
         if self._closed:
-            raise KVTiersError(
-                f"{self._context.name}: {operation} after close",
-                kind=Kind.CLOSED,
-                operation=operation,
-            )
+            raise closed(self._context.name, operation)
 
     @property
     def direct(self) -> bool:
