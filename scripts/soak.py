@@ -421,6 +421,7 @@ def read_all(role: str, root: Path, capacity: int) -> None:
     work = Work()
     make: Any = FilesStore if role == "files" else LogStore
     store = make(_context(work), str(root), capacity_bytes=capacity)
+    settle(role, root, store, capacity)
     kinds: list[Counter[str]] = []
     for _ in range(2):
         kinds.append(Counter())
@@ -447,6 +448,20 @@ def read_all(role: str, root: Path, capacity: int) -> None:
     if subprocess.run(verify, stdout=subprocess.DEVNULL).returncode:
         raise SystemExit(f"{role}: kvtiers verify is not clean")
     print(f"{role}: at the end {dict(kinds[0])}, {counted >> 20} of {capacity >> 20} MiB, verified")
+
+
+def settle(role: str, root: Path, store: Any, capacity: int) -> None:
+    """Wait until what was promised to the last readers may leave, and has left.
+
+    Raises SystemExit if the capacity, which may be smaller than theirs, is not kept by then.
+    """
+    until = time.monotonic() + SETTLES_S
+    while disk_bytes(root) > capacity:
+        if time.monotonic() > until:
+            raise SystemExit(f"{role}: {disk_bytes(root)} bytes are above {capacity} and stay")
+        time.sleep(WATCH_EVERY_S)
+        for _ in store.scan():  # begins by evicting what is too much
+            pass
 
 
 _NUMBERS = {key(n): n for n in range(KEYS)}

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvtiers.errors import Kind, KVTiersError, Retry
+from kvtiers.tiers.fs import stamps
 from kvtiers.tiers.fs.account import Account, Turn
 from kvtiers.tiers.fs.leaving import take_away
 from kvtiers.tiers.fs.quota import RESERVED_BYTES, STATE_BYTES, Quota
-from kvtiers.tiers.fs.tree import measure
+from kvtiers.tiers.fs.tree import candidates, measure
 from kvtiers.tiers.fs.victims import Victims
 
 _log = logging.getLogger("kvtiers")
@@ -250,11 +251,17 @@ class Room:
         return self._account.used_bytes
 
     def check(self) -> None:
-        """Raise AssertionError if more lies there than may although files can be deleted."""
+        """Raise AssertionError if more lies there than may, promised or stuck files apart."""
         self._account.check()
         self._victims.check()
         if self._account.counted and not self._victims.stuck:
-            assert measure(self._root) <= self._account.capacity, "above the capacity"
+            above = measure(self._root) - self._account.capacity
+            assert above <= 0 or above <= self._in_use(), f"{above} bytes above the capacity"
+
+    def _in_use(self) -> int:
+        now = self._wall_clock()
+        found = (c for folder in candidates(self._root) for c in folder)
+        return sum(c.size for c in found if stamps.in_use(c.stamp, now))
 
     def __repr__(self) -> str:
         return f"<Room {self._account}, {self._victims}>"

@@ -139,6 +139,35 @@ def test_lowered_capacity_is_enforced_by_the_start_up_scan(folder: Folder) -> No
     store.close()
 
 
+def test_a_lowered_capacity_waits_for_what_was_promised(folder: Folder) -> None:
+    store = folder.open(capacity_bytes=capacity(5))
+    write(store, *range(5))
+    assert read(store, *range(5)) == [payload(n) for n in range(5)]
+    store.close()
+    store = folder.open(capacity_bytes=capacity(2))
+    assert len(list(store.scan())) == 5, "somebody was told that they are there"
+    assert write(store, 7) == [Kind.FULL], "nothing is added meanwhile"
+    store.check()
+    folder.wall.advance(11)
+    folder.clock.advance(11)
+    assert len(list(store.scan())) == 2
+    assert folder.disk_bytes() <= capacity(2)
+    store.check()
+    store.close()
+
+
+def test_check_finds_what_lies_above_the_capacity_and_could_leave(folder: Folder) -> None:
+    store = folder.open(capacity_bytes=capacity(2))
+    write(store, 1, 2)
+    smuggled = folder.file(3)
+    smuggled.parent.mkdir(exist_ok=True)
+    smuggled.write_bytes(bytes(2 * STORED))
+    folder.age(3, folder.wall.now - 1)
+    with pytest.raises(AssertionError, match="above the capacity"):
+        store.check()
+    store.close()
+
+
 def test_chunk_above_the_capacity_is_full_and_evicts_nothing(folder: Folder) -> None:
     store = folder.open(capacity_bytes=capacity(2))
     write(store, 1)
