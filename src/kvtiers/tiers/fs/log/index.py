@@ -12,6 +12,7 @@ from kvtiers.tiers.fs.log.format import MAX_CHUNK_PAGES, MAX_SEGMENT_PAGES, Row,
 _CHECKSUM_BITS = 64
 _PAGE_BITS = MAX_SEGMENT_PAGES.bit_length() - 1
 _PAGES_BITS = MAX_CHUNK_PAGES.bit_length()
+_SEGMENT_SHIFT = 1 + _PAGES_BITS + _PAGE_BITS + _CHECKSUM_BITS
 _USED = 1
 """The chunk was used since it was written to this location."""
 
@@ -90,9 +91,24 @@ class LogIndex:
             if packed is not None and not packed & _USED:
                 locations[key] = packed | _USED
 
-    def was_used(self, key: Key) -> bool:
-        """Whether the chunk was used since it was written to its location."""
-        return bool(self._locations.get(key, 0) & _USED)
+    def used_in(self, segment: int, keys: Iterable[Key]) -> list[tuple[Location, Key]]:
+        """Those of ``keys`` that lie in ``segment`` and were used since they were written there."""
+        there = ((self._locations.get(key, 0), key) for key in keys)
+        return [
+            (_unpack(packed), key)
+            for packed, key in there
+            if packed & _USED and packed >> _SEGMENT_SHIFT == segment
+        ]
+
+    def evict(self, segment: int, keys: Iterable[Key]) -> list[Key]:
+        """Forget those of ``keys`` that lie in ``segment``; which these were."""
+        locations, evicted = self._locations, []
+        for key in keys:
+            packed = locations.get(key)
+            if packed is not None and packed >> _SEGMENT_SHIFT == segment:
+                del locations[key]
+                evicted.append(key)
+        return evicted
 
     def drop(self, keys: Iterable[Key]) -> list[Deletion]:
         """Forget these; returns those that were known, and up to where that forgets them."""

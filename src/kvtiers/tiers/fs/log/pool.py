@@ -4,10 +4,12 @@ What may become of a segment is the table ``_NEXT``, and nothing else does. Segm
 order in which they were begun, those of other namespaces like ours.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import accumulate
 from typing import NamedTuple
 
 from kvtiers.chunks import PAGE_BYTES, Key
@@ -177,25 +179,29 @@ class Segment:
 
     def allocate(self, wanted: Sequence[tuple[Key, int]]) -> Run | None:
         """Room for as many of ``wanted`` - key, bytes - as go into one run here; None: for none."""
-        lengths = self._lengths | {len(key) for key, _ in wanted[:MAX_ROWS]}
+        wanted = wanted[:MAX_ROWS]
+        lengths = self._lengths | {len(key) for key, _ in wanted}
+        rows = list(accumulate(row_bytes(len(key)) for key, _ in wanted))
+        ends = list(accumulate(pages_of(nbytes) for _, nbytes in wanted))
         room = self.nbytes // PAGE_BYTES - self.next_page
-        head = total = count = 0
-        for key, nbytes in wanted[:MAX_ROWS]:
-            longer, larger = head + row_bytes(len(key)), total + pages_of(nbytes)
-            lists = head_pages(longer, len(lengths))
-            lists += table_pages(self._table_bytes + longer, len(lengths))
-            if larger + lists > room or (count and larger > RUN_PAGES):
-                break
-            head, total, count = longer, larger, count + 1
+
+        def is_too_much(last: int) -> bool:
+            lists = head_pages(rows[last], len(lengths))
+            lists += table_pages(self._table_bytes + rows[last], len(lengths))
+            return ends[last] + lists > room or (last > 0 and ends[last] > RUN_PAGES)
+
+        count = bisect_left(range(len(wanted)), True, key=is_too_much)
         if not count:
             return None
-        page = self.next_page + head_pages(head, len({len(key) for key, _ in wanted[:count]}))
-        run = Run(self.next_page, [])
-        for key, nbytes in wanted[:count]:
-            run.rows.append((key, page, nbytes, 0))
-            page += pages_of(nbytes)
-        self.next_page, self._lengths = page, lengths
-        self._table_bytes += head
+        wanted = wanted[:count]
+        first = self.next_page + head_pages(rows[count - 1], len({len(key) for key, _ in wanted}))
+        pages = accumulate(ends[:count], lambda _, end: first + end, initial=first)
+        run = Run(
+            self.next_page,
+            [(key, page, nbytes, 0) for (key, nbytes), page in zip(wanted, pages, strict=False)],
+        )
+        self.next_page, self._lengths = first + ends[count - 1], lengths
+        self._table_bytes += rows[count - 1]
         return run
 
     def give_up(self) -> None:

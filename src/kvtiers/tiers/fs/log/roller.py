@@ -184,8 +184,7 @@ class Roller:
             self.note_uses()
             self._write_again(victim)
         with core.lock:
-            evicted = [key for _, key in self._lying_in(victim)]
-            core.index.drop(evicted)
+            evicted = core.index.evict(victim.number, victim.keys)
         self._erase(victim)
         with core.lock:
             victim.emptied()
@@ -227,15 +226,11 @@ class Roller:
         with contextlib.suppress(OSError):
             self._core.files.write(victim.number, 0, [pages(1)])
 
-    def _lying_in(self, segment: Segment) -> list[tuple[Location, Key]]:
-        found = ((key, self._core.index.find(key)) for key in dict.fromkeys(segment.keys))
-        return [(at, key) for key, at in found if at is not None and at.segment == segment.number]
-
     def _write_again(self, victim: Segment) -> None:
         """Copy used chunks of ``victim`` to the active segment, as long as it has room."""
         room = int(fmt.pages_of(victim.nbytes) * _SURVIVORS)
         with self._core.lock:
-            used = [p for p in self._lying_in(victim) if self._core.index.was_used(p[1])]
+            used = set(self._core.index.used_in(victim.number, victim.keys))  # keys may recur
         for run in runs(sorted(used)):
             sizes = accumulate(at.pages for at, _ in run)
             part = [chunk for chunk, size in zip(run, sizes, strict=True) if size <= room]

@@ -30,9 +30,14 @@ def test_a_place_comes_back_whatever_it_is(segment, page, nbytes, checksum, used
     index.put(segment, 1, [(key(1), page, nbytes, checksum)])
     if used:
         index.use([key(1), key(2)])
-    assert index.find(key(1)) == Location(segment, page, pages_of(nbytes), checksum)
-    assert index.was_used(key(1)) is used
+    place = Location(segment, page, pages_of(nbytes), checksum)
+    assert index.find(key(1)) == place
+    assert index.used_in(segment, [key(1), key(2)]) == ([(place, key(1))] if used else [])
+    assert index.used_in(segment + 1, [key(1)]) == []
     index.check()
+    assert index.evict(segment + 1, [key(1)]) == []
+    assert index.evict(segment, [key(1), key(2), key(1)]) == [key(1)]
+    assert key(1) not in index
 
 
 @pytest.mark.parametrize("segment_bytes", [1 << 30, (1 << 30) + (1 << 20), LONGEST_SEGMENT])
@@ -74,7 +79,7 @@ def test_writing_again_forgets_the_use():
     index.put(1, 1, [(key(1), 5, 4096, 1)])
     index.use([key(1)])
     index.put(2, 2, [(key(1), 5, 4096, 1)])
-    assert not index.was_used(key(1))
+    assert index.used_in(2, [key(1)]) == []
 
 
 def test_a_deletion_leaves_what_is_later_in_whatever_order_they_are_taken_in():
