@@ -6,7 +6,8 @@ slot of the host region and travels between tiers as one run of ``GroupLayout.ch
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NewType
@@ -16,6 +17,9 @@ PAGE_BYTES = 4096
 
 Key = NewType("Key", bytes)
 """Digest of the prefix that ends with the chunk, then the group index as u32 big-endian."""
+
+MAX_WASTE = 0.1
+"""The share of host memory that may be lost to chunks being of unequal size."""
 
 _GROUP_BYTES = 4
 
@@ -58,6 +62,18 @@ def round_up(size: int, multiple: int = PAGE_BYTES) -> int:
     return -(-size // multiple) * multiple
 
 
+def granule_of(chunk_sizes: Collection[int]) -> int:
+    """Bytes of a granule, in which places in host memory are counted; divides or holds each chunk.
+
+    Chunks of nearly equal size all get the place of the largest one: then a granule is a slot.
+    Otherwise it is their greatest common divisor, and a slot takes several. All sizes in bytes.
+    """
+    largest = max(chunk_sizes)
+    if largest - min(chunk_sizes) <= MAX_WASTE * largest:
+        return largest
+    return math.gcd(*chunk_sizes)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
     """Size and span of the chunks of one KV-cache group."""
@@ -84,7 +100,7 @@ class ChunkLayout:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one host slot: the largest chunk of any group."""
+        """Bytes of the largest chunk of any group."""
         return max(g.chunk_bytes for g in self.groups)
 
     def chunk_bytes(self, key: Key) -> int:

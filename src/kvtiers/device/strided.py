@@ -117,7 +117,7 @@ def zero_unwritten(host: Bytes, geometry: Geometry, plan: CopyPlan) -> None:
     ``host`` is the area of the slots. Only this rank's share: see :func:`geometry.unwritten`.
     """
     for chunk in plan.chunks:
-        start = chunk.slot * geometry.slot_bytes
+        start = chunk.slot * geometry.granule_bytes
         for run in unwritten(geometry, chunk):
             shape, strides = (run.count, run.nbytes), (run.page_stride, 1)
             window(host, shape, start + run.page_offset, strides)[:] = 0

@@ -9,6 +9,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.kv_offload.base import (
@@ -114,7 +115,7 @@ class KVTiersSpec(OffloadingSpec):
         device = str(kv_caches.tensors[0].tensor.device.type)
         if self.facts is None:
             refuse_without_facts(settings, device)
-        geometry = layouts.geometry_of(kv_caches, self.config, self.facts)
+        geometry = replace(layouts.geometry_of(kv_caches, self.config, self.facts), one_size=True)
         geometry.check()
         for path in sweep(directory):
             logger.info("removed %s, left behind by an engine that died", path)
