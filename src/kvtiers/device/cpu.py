@@ -41,7 +41,7 @@ class CpuCopier:
     """Copies between CPU tensors and the slots in ``region_buffer``, in order, on one thread.
 
     ``tensors`` are the KV cache, (blocks, bytes of a padded page) of one-byte elements;
-    ``region_buffer`` is the area of the slots, slot ``i`` at ``i * geometry.slot_bytes``.
+    ``region_buffer`` is the area of the slots, slot ``i`` at ``i * geometry.granule_bytes``.
     ``clock`` (seconds) is read on the copier's thread before and after each job.
     Raises KVTiersError (``Kind.BROKEN``) if the tensors do not fit the geometry.
     """
@@ -59,7 +59,7 @@ class CpuCopier:
         self._geometry = geometry
         self._clock = clock
         self._host: Bytes = np.frombuffer(region_buffer, dtype=np.uint8)
-        self._num_slots = len(self._host) // geometry.slot_bytes
+        self._num_slots = len(self._host) // geometry.granule_bytes
         self._layers = [gather_layers(tensors, group.pages) for group in geometry.groups]
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
@@ -178,16 +178,14 @@ class CpuCopier:
         self, page: PageMap, chunks: Sequence[ChunkCopy]
     ) -> Iterator[tuple[int, int, int]]:
         place = self._geometry.place
-        return (p for p in _places(chunks) if page.writes(place(p[0], p[1])))
+        return (p for c in chunks for p in _places([c]) if page.writes(place(c.group, p[0], p[1])))
 
     def _copy(self, group: int, layers: Layers, part: Segment, direction: Direction) -> int:
-        page, slot_bytes = layers.page, self._geometry.slot_bytes
+        page, granule = layers.page, self._geometry.granule_bytes
         device_start = layers.device_start + part.block * layers.block_step
-        host_start = part.slot * slot_bytes + self._geometry.page_start(
-            group, layers.first, part.sub
-        )
+        host_start = part.slot * granule + self._geometry.page_start(group, layers.first, part.sub)
         layer_step = page.canonical_bytes * self._geometry.blocks_per_chunk
-        block_step = part.slot_step * slot_bytes + part.sub_step * page.canonical_bytes
+        block_step = part.slot_step * granule + part.sub_step * page.canonical_bytes
         moved = 0
         for run in page.runs:
             shape = (layers.count, part.blocks, run.count, run.nbytes)
