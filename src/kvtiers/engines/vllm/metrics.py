@@ -19,8 +19,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
-from kvtiers.core.manager import HostUse
 from kvtiers.events import Hop, Reason
+from kvtiers.host.chunkindex import HostUse
 from kvtiers.metrics import Labels, Metrics
 
 _CPU = "vllm:kv_offload_cpu_"

@@ -1,6 +1,5 @@
 from typing import Any
 
-from kvtiers.core.manager import HostUse
 from kvtiers.engines.vllm.metrics import (
     ALL_GAUGES_INTERVAL_S,
     GAUGE_INTERVAL_S,
@@ -16,6 +15,7 @@ from kvtiers.events import (
     TransferFinished,
     TransferStarted,
 )
+from kvtiers.host.chunkindex import HostUse
 from kvtiers.metrics import Metrics
 
 REST = HostUse(slots=10, resident=4, filling=0, pinned=0, orphaned=0)
