@@ -21,7 +21,8 @@ Key = NewType("Key", bytes)
 MAX_WASTE = 0.1
 """The share of host memory that may be lost to chunks being of unequal size."""
 
-_GROUP_BYTES = 4
+GROUP_BYTES = 4
+"""How many bytes of a key, its last ones, name the group."""
 
 
 def make_key(digest: bytes, group: int) -> Key:
@@ -31,17 +32,17 @@ def make_key(digest: bytes, group: int) -> Key:
 
 def group_suffix(group: int) -> bytes:
     """How the keys of the KV-cache group with this index end."""
-    return group.to_bytes(_GROUP_BYTES, "big")
+    return group.to_bytes(GROUP_BYTES, "big")
 
 
 def key_digest(key: Key) -> bytes:
     """The prefix digest in ``key``."""
-    return key[:-_GROUP_BYTES]
+    return key[:-GROUP_BYTES]
 
 
 def key_group(key: Key) -> int:
     """The KV-cache group index in ``key``."""
-    return int.from_bytes(key[-_GROUP_BYTES:], "big")
+    return int.from_bytes(key[-GROUP_BYTES:], "big")
 
 
 class Lookup(Enum):
@@ -113,7 +114,7 @@ class ChunkLayout:
         if len(sizes) == 1:
             return [self.groups[0].chunk_bytes] * len(keys)
         try:
-            return [sizes[key[-_GROUP_BYTES:]] for key in keys]
+            return [sizes[key[-GROUP_BYTES:]] for key in keys]
         except KeyError as e:
             group = int.from_bytes(e.args[0], "big")
             raise KeyError(f"no KV-cache group {group} in {self!r}") from None

@@ -56,6 +56,27 @@ class HostUse(NamedTuple):
     """What a chunk takes, on average over those that are held."""
 
 
+class KeyOrder(Protocol):
+    """What an index tells about all its chunks: part of a policy, or of one for each size."""
+
+    def insert(self, keys: Sequence[Key]) -> None:
+        """Some became ready."""
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Some were used; unknown ones are ignored."""
+
+    def remove(self, keys: Sequence[Key]) -> None:
+        """Some left that it did not choose."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+    def __len__(self) -> int: ...
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant, if any."""
+
+
 class FreeSlots(Protocol):
     """Slots that are nobody's: a list of them, or what sorts them by size."""
 
@@ -86,7 +107,7 @@ class ChunkIndex(ABC):
     """What the largest chunk takes of them."""
     _free: FreeSlots
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    def __init__(self, policy: KeyOrder) -> None:
         self.policy = policy
         self.ready: dict[Key, int] = {}
         """Slots of chunks whose bytes are whole. For reading only, by callers in a hurry."""

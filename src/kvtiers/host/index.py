@@ -10,6 +10,7 @@ from kvtiers.host.policies.base import EvictionPolicy
 class HostIndex(ChunkIndex):
     """One list of free slots, and one policy that orders all ready chunks."""
 
+    policy: EvictionPolicy
     _free: list[int]
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
