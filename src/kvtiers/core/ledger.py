@@ -86,6 +86,8 @@ class Flight:
     """What its tier was given; dead when the tier has let go."""
     request: Request | None = None
     started: float = 0.0
+    weight: int = 0
+    """What its slots take of host memory, if somebody has to know."""
 
 
 class Ledger:

@@ -60,7 +60,7 @@ class TieringManager:
         self.tiers = tuple(AttachedTier(t, i + 1) for i, t in enumerate(tiers))
         self._ledger = Ledger(index)
         share = options.cascade_max_pinned_fraction / max(1, len(tiers))
-        pinned = max(1, int(index.num_slots * share))
+        pinned = max(index.widest, int(index.num_slots * share))
         self._cascades = Cascades(
             self._ledger, self.tiers, self._views, sink, CascadeOptions(max_pinned_slots=pinned)
         )
@@ -333,7 +333,7 @@ class TieringManager:
     def _go_on_warming(self, warm_up: WarmUp, now: float) -> None:
         use = self.use
         room = use.slots // 2 - use.resident - use.filling - use.orphaned
-        warm_up.step(now, room, busy=bool(self._ledger.waiting))
+        warm_up.step(now, room // self._index.widest, busy=bool(self._ledger.waiting))
         if warm_up.ended:
             self._warm_up = None
 

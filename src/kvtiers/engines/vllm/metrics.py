@@ -264,7 +264,8 @@ class StatsExporter:
         for tier in self._tiers:
             promoting = self._metrics.active.get((Hop.PROMOTE, tier), _NO_JOBS)
             cascading = self._metrics.active.get((Hop.CASCADE, tier), _NO_JOBS)
-            values += (promoting[1] / slots, cascading[1] / slots, promoting[0], cascading[0])
+            filled, read = (n * use.per_chunk / slots for n in (promoting[1], cascading[1]))
+            values += (filled, read, promoting[0], cascading[0])
         return values
 
     def __repr__(self) -> str:
