@@ -1,14 +1,16 @@
-"""An engine that is started with a hot list has its chunks in host memory."""
+"""What is wired: the index that fits the region, and the chunks of a hot list."""
 
 import logging
 import time
 
 import pytest
 
-from kvtiers.chunks import Lookup, RequestContext, make_key
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Lookup, RequestContext, make_key
 from kvtiers.config import parse_config
 from kvtiers.errors import ConfigError
+from kvtiers.host.index import HostIndex
 from kvtiers.host.region import Region
+from kvtiers.host.sized import SizedIndex
 from kvtiers.tiers.hot import HotPrefix, write_hot_list
 from kvtiers.wiring import wire
 from tests.unit.cli.cli_kit import CHUNK, KEYS, NAMESPACE, OTHER, Tier, good, kvtiers
@@ -74,3 +76,31 @@ def test_a_manifest_that_is_none_is_refused_before_serving(wired, tmp_path):
     _, start = wired
     with pytest.raises(ConfigError, match=r"^warm_manifest: .* cannot be read"):
         start(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("slots", "slot_bytes", "slab_slots", "index"),
+    [(8, 3 * PAGE_BYTES, 1, HostIndex), (24, PAGE_BYTES, 6, SizedIndex)],
+)
+def test_the_index_is_of_the_sizes_into_which_the_workers_cut_the_region(
+    tmp_path, slots, slot_bytes, slab_slots, index
+):
+    layout = ChunkLayout((GroupLayout(0, PAGE_BYTES, 16), GroupLayout(1, 3 * PAGE_BYTES, 16)))
+    config = parse_config({"cpu_bytes_to_use": slots * slot_bytes, "eviction_policy": "arc"})
+    with Region.attach("a", {}, slots, slot_bytes, str(tmp_path), slab_slots=slab_slots) as region:
+        manager = wire(config, region, layout, NAMESPACE).manager
+        assert f"<{index.__name__} {slots} slots" in repr(manager)
+        request = manager.on_new_request(RequestContext("r"))
+        keys = [make_key(bytes([n]), n % 2) for n in range(8)]
+        plan = manager.store(keys, request)
+        assert plan.keys == keys
+        views = [
+            manager._views([key], [slot], True)[0]
+            for key, slot in zip(plan.keys, plan.slots, strict=True)
+        ]
+        for number, view in enumerate(views):
+            view[:] = bytes([number]) * view.nbytes
+        assert [set(view) for view in views] == [{n} for n in range(8)], "none overlaps another"
+        views.clear()
+        manager.check()
+        manager.shutdown(0.0, time.monotonic)

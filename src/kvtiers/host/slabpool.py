@@ -92,9 +92,9 @@ class SlabPool:
         for slot in slots:
             self.append(slot)
 
-    def used(self, slots: Iterable[int]) -> None:
-        """Somebody uses these: their slabs are not the ones to give away."""
-        for number in dict.fromkeys(slot // self._slab_granules for slot in slots):
+    def used(self, slots: Sequence[int]) -> None:
+        """Somebody uses these, in prefix order: a prefix is to lose the slabs of its end first."""
+        for number in dict.fromkeys(slot // self._slab_granules for slot in reversed(slots)):
             self._by_age[self._slabs[number].size_class].move_to_end(number)
 
     def oldest(self, size_class: int, count: int) -> list[Slab]:

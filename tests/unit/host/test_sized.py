@@ -139,6 +139,15 @@ def test_a_slab_in_use_stays_and_the_one_not_used_for_longest_leaves():
     assert fill(index, LARGE, 1, first=1) == tuple(keys(SMALL, 8, 4))
 
 
+def test_a_prefix_loses_the_slab_of_its_end_first():
+    index = index_of(4)
+    whole = keys(SMALL, 0, 12)
+    index.commit(index.reserve(whole).keys)
+    fill(index, LARGE, 1)
+    index.hold(keys(LARGE, 0, 1))
+    assert fill(index, LARGE, 1, first=1) == tuple(whole[8:])
+
+
 def test_chunks_of_the_same_prefix_are_not_evicted_with_a_slab():
     index = index_of(4)
     fill(index, SMALL, 12)

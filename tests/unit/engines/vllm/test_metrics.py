@@ -46,6 +46,14 @@ def test_a_gauge_is_sent_when_it_moves() -> None:
     assert sent(exporter, REST._replace(resident=5), 0.0) == {BYTES: {("resident",): 500}}
 
 
+def test_chunks_in_flight_take_their_average_part_of_host_memory() -> None:
+    metrics = Metrics()
+    exporter = StatsExporter(metrics, ["1:fs"], 100)
+    metrics(TransferStarted(Hop.CASCADE, "1:fs", 2))
+    read = sent(exporter, BUSY._replace(per_chunk=1.5), 0.0)
+    assert read["vllm:kv_offload_tiering_primary_read_usage_perc"] == {("1:fs",): 0.3}
+
+
 def test_all_gauges_are_sent_now_and_then() -> None:
     exporter = StatsExporter(Metrics(), ["1:fs"], 100)
     first = sent(exporter, REST, 0.0)
