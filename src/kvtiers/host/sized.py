@@ -125,8 +125,7 @@ class SizedIndex(ChunkIndex):
 
     def weigh(self, slots: Iterable[int]) -> int:
         """How many granules they have."""
-        spans, class_of = self._free.spans, self._free.class_of
-        return sum(spans[class_of(slot)] for slot in slots)
+        return self._free.weigh(slots)
 
     @property
     def use(self) -> HostUse:

@@ -66,11 +66,13 @@ class SlabPool:
         """Slots for as many of ``keys`` as there is room for, from the front."""
         slots: list[int] = []
         opened = self._open[size_class]
-        for key in keys[: self.room(size_class)]:
+        count = min(len(keys), self.room(size_class))
+        while len(slots) < count:
             slab = next(iter(opened.values()), None) or self._take_spare(size_class)
-            slot = slab.free.pop()
-            slab.keys[slot] = key
-            slots.append(slot)
+            some = slab.free[: len(slots) - count - 1 : -1]
+            del slab.free[len(slab.free) - len(some) :]
+            slab.keys.update(zip(some, keys[len(slots) :], strict=False))
+            slots += some
             if not slab.free:
                 del opened[slab.number]
         self._free[size_class] -= len(slots)
@@ -79,18 +81,20 @@ class SlabPool:
 
     def append(self, slot: int) -> None:
         """One came free."""
-        slab = self._slabs[slot // self._slab_granules]
-        size_class = slab.size_class
-        slab.free.append(slot)
-        self._free[size_class] += 1
-        self._open[size_class][slab.number] = slab
-        if len(slab.free) == self.chunks_per_slab[size_class]:
-            self._give_back(slab)
+        self.extend((slot,))
 
     def extend(self, slots: Iterable[int]) -> None:
         """Some came free."""
+        slabs, granules, whole = self._slabs, self._slab_granules, self.chunks_per_slab
         for slot in slots:
-            self.append(slot)
+            slab = slabs[slot // granules]
+            size_class = slab.size_class
+            slab.free.append(slot)
+            self._free[size_class] += 1
+            if len(slab.free) == 1:
+                self._open[size_class][slab.number] = slab
+            if len(slab.free) == whole[size_class]:
+                self._give_back(slab)
 
     def used(self, slots: Sequence[int]) -> None:
         """Somebody uses these, in prefix order: a prefix is to lose the slabs of its end first."""
@@ -104,6 +108,11 @@ class SlabPool:
     def postpone(self, slab: Slab) -> None:
         """It cannot be given away now: do not ask about it again soon."""
         self._by_age[slab.size_class].move_to_end(slab.number)
+
+    def weigh(self, slots: Iterable[int]) -> int:
+        """How many granules these have."""
+        slabs, granules, spans = self._slabs, self._slab_granules, self.spans
+        return sum([spans[slabs[slot // granules].size_class] for slot in slots])
 
     def class_of(self, slot: int) -> int:
         """The class whose slot it is."""

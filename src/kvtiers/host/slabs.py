@@ -15,7 +15,7 @@ from itertools import count
 from kvtiers.chunks import GROUP_BYTES, MAX_WASTE, ChunkLayout, Key, group_suffix
 from kvtiers.errors import ConfigError
 
-MOST_SLABS = 16_384
+MOST_SLABS = 2_048
 """Of a large memory slabs are larger than they need be: each costs some bookkeeping."""
 _FLOORS_TOGETHER = 16
 """One part in so many is kept for classes that have less than their floor."""
