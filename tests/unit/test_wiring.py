@@ -11,6 +11,7 @@ from kvtiers.errors import ConfigError
 from kvtiers.host.index import HostIndex
 from kvtiers.host.region import Region
 from kvtiers.host.sized import SizedIndex
+from kvtiers.host.slabs import SizeClasses, slab_bytes_for
 from kvtiers.tiers.hot import HotPrefix, write_hot_list
 from kvtiers.wiring import wire
 from tests.unit.cli.cli_kit import CHUNK, KEYS, NAMESPACE, OTHER, Tier, good, kvtiers
@@ -104,3 +105,53 @@ def test_the_index_is_of_the_sizes_into_which_the_workers_cut_the_region(
         views.clear()
         manager.check()
         manager.shutdown(0.0, time.monotonic)
+
+
+SPANS = {0: (4, 1), 1: (8, 5), 2: (64, 7), 3: (128, 2), 4: (256, 12)}
+"""Tokens and pages of a chunk by group, as of a model with many kinds of attention."""
+
+
+@pytest.mark.parametrize("disk", ["files", "log"])
+def test_every_group_of_a_model_with_many_hits_after_a_restart(tmp_path, disk):
+    layout = ChunkLayout(
+        tuple(GroupLayout(g, n * PAGE_BYTES, tokens) for g, (tokens, n) in SPANS.items())
+    )
+    keys = [
+        make_key(end.to_bytes(16, "big"), g)
+        for end in range(4, 513, 4)
+        for g, (tokens, _) in SPANS.items()
+        if end % tokens == 0
+    ]
+    content = {k: bytes([i % 251]) * layout.chunk_bytes(k) for i, k in enumerate(keys)}
+    fs = {"type": "fs", "root_dir": str(tmp_path / "kv"), "capacity_bytes": 1 << 26, "layout": disk}
+    config = parse_config({"cpu_bytes_to_use": 1 << 24, "secondary_tiers": [fs]})
+    classes = SizeClasses.of(layout, PAGE_BYTES)
+    slab = slab_bytes_for(1 << 24, classes, PAGE_BYTES) // PAGE_BYTES
+
+    def start(name):
+        slots = (1 << 24) // (slab * PAGE_BYTES) * slab
+        region = Region.attach(name, {}, slots, PAGE_BYTES, str(tmp_path), slab_slots=slab)
+        return region, wire(config, region, layout, NAMESPACE).manager
+
+    region, first = start("first")
+    with region:
+        plan = first.store(keys, first.on_new_request(RequestContext("stores")))
+        assert plan.keys == keys
+        for key, slot in zip(plan.keys, plan.slots, strict=True):
+            region.view(slot, len(content[key]), True)[:] = content[key]
+        first.complete_store(keys)
+        assert first.drain(30.0, time.monotonic)
+        first.shutdown(1.0, time.monotonic)
+    region, second = start("second")
+    with region:
+        request = second.on_new_request(RequestContext("asks"))
+        until = time.monotonic() + 30.0
+        second.poll(time.monotonic())
+        while second.lookup_many(keys, request) != [Lookup.HIT] * len(keys):
+            assert time.monotonic() < until
+            second.end_step(time.monotonic())
+        second.check()
+        for key, slot in zip(keys, second.load(keys, request), strict=True):
+            assert region.view(slot, len(content[key]), False) == content[key]
+        second.complete_load(request)
+        second.shutdown(1.0, time.monotonic)
