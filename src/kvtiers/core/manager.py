@@ -19,7 +19,8 @@ from kvtiers.core.store import StorePlan, Stores, UseCounter
 from kvtiers.core.warm import WarmUp
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import PRIMARY, ChunksRemoved, Hop, LookedUp, Reason, Sink
-from kvtiers.host.chunkindex import ChunkIndex, HostUse
+from kvtiers.host.chunkindex import ChunkIndex
+from kvtiers.host.parts import HostUse
 from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTierManager
 from kvtiers.tiers.views import ChunkViews
 

@@ -20,11 +20,11 @@ size: :mod:`kvtiers.host.index` if they are, :mod:`kvtiers.host.sized` if not.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from kvtiers.chunks import Key, Lookup
 from kvtiers.errors import Kind, KVTiersError
+from kvtiers.host.parts import FreeSlots, HostUse, KeyOrder, Reservation
 from kvtiers.host.policies.asking import broken_policy, victims_of
 from kvtiers.host.policies.base import EvictionPolicy
 
@@ -32,62 +32,6 @@ from kvtiers.host.policies.base import EvictionPolicy
 _HIT, _HIT_PENDING, _MISS = Lookup.HIT, Lookup.HIT_PENDING, Lookup.MISS
 
 _NOWHERE = -1
-
-
-class Reservation(NamedTuple):
-    """``keys[i]`` is to be written into ``slots[i]``; the ``evicted`` keys made room for them."""
-
-    keys: tuple[Key, ...]
-    slots: tuple[int, ...]
-    evicted: tuple[Key, ...]
-
-
-class HostUse(NamedTuple):
-    """Host memory by what it is doing, in granules: those of one slot where all are equal."""
-
-    slots: int
-    """All there are."""
-    resident: int
-    filling: int
-    pinned: int
-    """Resident ones that a transfer reads."""
-    orphaned: int
-    per_chunk: float = 1.0
-    """What a chunk takes, on average over those that are held."""
-
-
-class KeyOrder(Protocol):
-    """What an index tells about all its chunks: part of a policy, or of one for each size."""
-
-    def insert(self, keys: Sequence[Key]) -> None:
-        """Some became ready."""
-
-    def touch(self, keys: Sequence[Key]) -> None:
-        """Some were used; unknown ones are ignored."""
-
-    def remove(self, keys: Sequence[Key]) -> None:
-        """Some left that it did not choose."""
-
-    def clear(self) -> None:
-        """Forget everything."""
-
-    def __len__(self) -> int: ...
-
-    def check(self) -> None:
-        """Raise AssertionError naming the broken invariant, if any."""
-
-
-class FreeSlots(Protocol):
-    """Slots that are nobody's: a list of them, or what sorts them by size."""
-
-    def append(self, slot: int, /) -> None:
-        """One came free."""
-
-    def extend(self, slots: Iterable[int], /) -> None:
-        """Some came free; the one to be used again first comes last."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[int]: ...
 
 
 class ChunkIndex(ABC):

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence, Set
 
 from kvtiers.chunks import Key
-from kvtiers.host.chunkindex import ChunkIndex, HostUse, Reservation
+from kvtiers.host.chunkindex import ChunkIndex
+from kvtiers.host.parts import HostUse, Reservation
 from kvtiers.host.policies.base import EvictionPolicy
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Sequence, Set
 
 from kvtiers.chunks import Key
 from kvtiers.errors import KVTiersError
-from kvtiers.host.chunkindex import ChunkIndex, HostUse, Reservation
+from kvtiers.host.chunkindex import ChunkIndex
+from kvtiers.host.parts import HostUse, Reservation
 from kvtiers.host.policies.base import EvictionPolicy
 from kvtiers.host.pressure import Pressure
 from kvtiers.host.slabpool import Slab, SlabPool

@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from kvtiers.events import Hop, Reason
-from kvtiers.host.chunkindex import HostUse
+from kvtiers.host.parts import HostUse
 from kvtiers.metrics import Labels, Metrics
 
 _CPU = "vllm:kv_offload_cpu_"

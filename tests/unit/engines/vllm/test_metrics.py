@@ -15,7 +15,7 @@ from kvtiers.events import (
     TransferFinished,
     TransferStarted,
 )
-from kvtiers.host.chunkindex import HostUse
+from kvtiers.host.parts import HostUse
 from kvtiers.metrics import Metrics
 
 REST = HostUse(slots=10, resident=4, filling=0, pinned=0, orphaned=0)
