@@ -49,8 +49,8 @@ class Pressure:
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
-        assert min(self._lacked) >= 0, f"{self!r}: a need is negative"
-        assert sum(self._lacked) <= self._memory, f"{self!r}: old needs do not fade"
+        if min(self._lacked) < 0 or sum(self._lacked) > self._memory:
+            raise AssertionError(f"{self!r}: a need is negative, or old ones do not fade")
 
     def __repr__(self) -> str:
         return f"<Pressure {[round(lacked, 1) for lacked in self._lacked]}>"

@@ -133,24 +133,29 @@ class SlabPool:
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any. Costs O(slots)."""
-        numbers = [*self._spare, *self._slabs]
-        total = self.num_granules // self._slab_granules
-        assert sorted(numbers) == list(range(total)), f"{self!r}: a slab is lost, or there twice"
-        assert len(self._spare) >= self._kept_for_others(None), f"{self!r}: a floor is not kept"
-        for size_class, slabs in enumerate(self._by_age):
-            own = {n: s for n, s in self._slabs.items() if s.size_class == size_class}
-            assert slabs == own, f"{self!r}: class {size_class} has other slabs than it should"
-            opened = {n: s for n, s in own.items() if s.free}
-            assert self._open[size_class] == opened, f"{self!r}: a free slot cannot be found"
-            free = sum(len(slab.free) for slab in own.values())
-            assert self._free[size_class] == free, f"{self!r}: free slots do not add up"
-        for number, slab in self._slabs.items():
-            slots = self._slots_of(number, slab)
-            assert len(set(slab.free)) == len(slab.free), f"{slab!r}: a slot is free twice"
-            assert set(slab.free) < set(slots), f"{slab!r}: it is spare, or a slot is not its own"
+        for what, is_whole in self._invariants():
+            if not is_whole:
+                raise AssertionError(f"{self!r}: {what}")
 
     def __repr__(self) -> str:
         return f"<SlabPool {len(self._spare)} spare, {self.owned()} taken by class>"
+
+    def _invariants(self) -> Iterator[tuple[str, bool]]:
+        every = list(range(self.num_granules // self._slab_granules))
+        numbers = sorted([*self._spare, *self._slabs])
+        yield "a slab is lost, or there twice", numbers == every
+        yield "a floor is not kept", len(self._spare) >= self._kept_for_others(None)
+        for size_class, slabs in enumerate(self._by_age):
+            own = {n: s for n, s in self._slabs.items() if s.size_class == size_class}
+            opened = {n: s for n, s in own.items() if s.free}
+            free = sum(len(slab.free) for slab in own.values())
+            yield f"class {size_class} has other slabs than it should", slabs == own
+            yield "a free slot cannot be found", self._open[size_class] == opened
+            yield "free slots do not add up", self._free[size_class] == free
+        for number, slab in self._slabs.items():
+            once = len(set(slab.free)) == len(slab.free)
+            own_slots = set(slab.free) < set(self._slots_of(number, slab))
+            yield f"{slab!r} should be spare, or a slot is free twice", once and own_slots
 
     def _kept_for_others(self, size_class: int | None) -> int:
         return sum(

@@ -181,6 +181,15 @@ def test_old_needs_fade():
     assert repr(pressure) == "<Pressure [0.0, 0.0]>"
 
 
+@pytest.mark.parametrize("lacked", [[-1.0, 0.0], [90.0, 20.0]])
+def test_broken_pressure_is_found(lacked):
+    pressure = Pressure(2, memory=100)
+    pressure.check()
+    pressure._lacked = lacked
+    with pytest.raises(AssertionError, match="a need is negative, or old ones do not fade"):
+        pressure.check()
+
+
 # -- what breaks ----------------------------------------------------------------------------------
 
 
@@ -220,6 +229,8 @@ def test_a_chunk_reserved_twice_is_refused():
         (lambda pool: pool._open[0].clear(), "cannot be found"),
         (lambda pool: pool._by_age[0].clear(), "other slabs than it should"),
         (lambda pool: pool._slabs[0].free.append(3), "do not add up"),
+        (lambda pool: pool._slabs[0].free.__setitem__(0, 2), "a slot is free twice"),
+        (lambda pool: pool._slabs[0].free.__setitem__(0, 9), "a slot is free twice"),
         (lambda pool: pool.__setattr__("floor", 3), "a floor is not kept"),
     ],
 )
