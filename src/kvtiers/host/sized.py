@@ -12,7 +12,8 @@ from kvtiers.host.slabpool import Slab, SlabPool
 from kvtiers.host.slabs import SizeClasses, floor_slabs
 
 _ASKED = 16
-"""Of so many slabs, the ones not used for longest, one is looked for that may be given away."""
+"""Of so many slabs, the ones not used for longest, one is looked for that may be given away; of
+all, if the taker has nothing else."""
 _COMPARED = 4
 """Of so many that may be, the one with the fewest chunks is."""
 
@@ -151,6 +152,9 @@ class SizedIndex(ChunkIndex):
             if len(policy) != ready:
                 raise AssertionError(f"{self!r}: the policy of class {size_class} differs")
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}; {self._free!r}>"
+
     def _all_slots(self) -> list[int]:
         return self._free.all_slots()
 
@@ -178,10 +182,13 @@ class SizedIndex(ChunkIndex):
         return self._evict(policy, missing, protected) if missing > 0 else ()
 
     def _evictable(self, size_class: int, protected: Set[Key]) -> int:
-        held, class_of = self._held, self._free.class_of
-        kept = {self.ready[key] for key in self.ready.keys() & protected} | held
-        staying = sum(class_of(slot) == size_class for slot in kept)
-        return len(self._policies.by_class[size_class]) - staying
+        """Costs O(chunks of the class), which are few where this is asked."""
+        ready, held = self.ready, self._held
+        return sum(
+            ready.get(key) == slot and slot not in held and key not in protected
+            for slab in self._free.oldest(size_class)
+            for slot, key in slab.keys.items()
+        )
 
     def _take_slabs(
         self, taker: int, count: int, protected: Set[Key], *, at_any: bool = False
@@ -195,17 +202,17 @@ class SizedIndex(ChunkIndex):
             giver = self._pressure.giver(taker, owned, may_give, at_any=at_any)
             if giver is None:
                 break
-            leaving = self._vacate(giver, protected)
+            leaving = self._vacate(giver, protected, asked=None if at_any else _ASKED)
             if leaving is None:
                 busy.add(giver)
             else:
                 evicted += leaving
         return evicted
 
-    def _vacate(self, giver: int, protected: Set[Key]) -> list[Key] | None:
+    def _vacate(self, giver: int, protected: Set[Key], asked: int | None) -> list[Key] | None:
         """Evict all chunks of one old slab, which is spare then; None if each one is in use."""
         found: list[list[Key]] = []
-        for slab in self._free.oldest(giver, _ASKED):
+        for slab in self._free.oldest(giver, asked):
             chunks = self._chunks_of(slab, protected)
             if chunks is None:
                 self._free.postpone(slab)
@@ -223,7 +230,8 @@ class SizedIndex(ChunkIndex):
 
     def _chunks_of(self, slab: Slab, protected: Set[Key]) -> list[Key] | None:
         """The ready chunks of a slab; None if one has to stay, or a slot is otherwise in use."""
+        if not self._held.isdisjoint(slab.keys):
+            return None
         there = {slot: key for slot, key in slab.keys.items() if self.ready.get(key) == slot}
         whole = self._free.chunks_per_slab[slab.size_class] == len(there) + len(slab.free)
-        idle = whole and self._held.isdisjoint(there) and protected.isdisjoint(there.values())
-        return list(there.values()) if idle else None
+        return list(there.values()) if whole and protected.isdisjoint(there.values()) else None

@@ -101,8 +101,8 @@ class SlabPool:
         for number in dict.fromkeys(slot // self._slab_granules for slot in reversed(slots)):
             self._by_age[self._slabs[number].size_class].move_to_end(number)
 
-    def oldest(self, size_class: int, count: int) -> list[Slab]:
-        """Slabs of this class that were not used for longest, up to ``count``, in that order."""
+    def oldest(self, size_class: int, count: int | None = None) -> list[Slab]:
+        """Slabs of this class, the one not used for longest first; up to ``count``, or all."""
         return list(islice(self._by_age[size_class].values(), count))
 
     def postpone(self, slab: Slab) -> None:

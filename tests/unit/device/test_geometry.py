@@ -164,6 +164,29 @@ def test_slots_of_unequal_chunks_are_counted_in_what_divides_all_of_them():
     assert whole.layout() == geometry.layout()
 
 
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("group", [0, 1])
+def test_ranks_share_the_writing_of_replicated_chunks_of_every_size(tp, group):
+    model = Model("mla", heads=1, layers=1, blocks_per_chunk=40)
+
+    def geometry(rank):
+        page = model.page_map(0, tp, rank)
+        groups = (GroupGeometry(0, 16, (page,)), GroupGeometry(1, 16, (page,) * 3))
+        return Geometry(groups, model.blocks_per_chunk, rank)
+
+    ranks = [geometry(rank) for rank in range(tp)]
+    span = ranks[0].span(group)
+    assert ranks[0].span(0) < ranks[0].span(1)
+    chunk = ChunkCopy(group, 5 * span, tuple((n, n) for n in range(model.blocks_per_chunk)))
+    written = np.zeros(ranks[0].chunk_bytes(group), dtype=int)
+    for rank in ranks:
+        spans = touched(rank, chunk)
+        assert sum(stop - start for start, stop in spans) > 0.9 * len(written) / tp
+        for start, stop in spans:
+            written[start:stop] += 1
+    assert (written == 1).all()
+
+
 @pytest.mark.parametrize("group", [0, 1])
 def test_writers_take_turns_between_neighbours_of_every_size(group):
     geometry = two_groups(blocks_per_chunk=1)

@@ -46,7 +46,10 @@ def test_chunks_of_each_size_lie_close_together_in_slabs_of_their_own():
     reserved = index.reserve([*keys(SMALL, 0, 5), *keys(LARGE, 0, 1)])
     assert reserved.slots == (0, 1, 2, 3, 4, 8)
     assert index.free == 16 - 5 - 4
-    assert repr(index).startswith("<SizedIndex 16 slots: 7 free, 0 ready, 6 filling")
+    assert repr(index) == (
+        "<SizedIndex 16 slots: 7 free, 0 ready, 6 filling, 0 orphaned; 6 held; "
+        "<SlabPool 1 spare, [2, 1] taken by class>>"
+    )
 
 
 def test_chunks_keep_their_order_across_sizes_and_of_each_the_first_fit():
@@ -127,6 +130,15 @@ def test_a_size_whose_chunks_are_all_held_gets_slabs_of_the_other():
     assert len(gone) == 4
     assert {key[-1] for key in gone} == {SMALL}
     index.release(held)
+
+
+def test_the_one_slab_that_is_not_in_use_is_found_at_once():
+    index = index_of(64)
+    fill(index, SMALL, 4 * 62)
+    index.hold([k for k in index.ready if index.ready[k] // SLAB != 40])
+    fill(index, LARGE, 2)
+    index.hold(keys(LARGE, 0, 2))
+    assert len(fill(index, LARGE, 1, first=2)) == 4, "all others are in use"
 
 
 def test_a_slab_in_use_stays_and_the_one_not_used_for_longest_leaves():
