@@ -230,7 +230,7 @@ class Room:
         self._account.check()
         self._victims.check()
         if self._account.counted and not self._victims.stuck:
-            above = measure(self._root) - self._account.capacity
+            above = measure(self._root).bytes - self._account.capacity
             assert above <= 0 or above <= self._in_use(), f"{above} bytes above the capacity"
 
     def _in_use(self) -> int:
