@@ -79,12 +79,14 @@ class Worker:
         self._end()
 
     def stop(self) -> None:
-        """As an engine ends. Raises SystemExit if it does not."""
+        """As an engine ends, once it works. Raises SystemExit if it does not."""
         self._goes_on_at = None
-        self.process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + STUCK_S
+        until, told = time.monotonic() + STUCK_S, False
         while (code := self.process.poll()) is None:
             self.process.send_signal(signal.SIGCONT)
+            if self.is_open and not told:
+                self.process.send_signal(signal.SIGTERM)
+                told = True
             if time.monotonic() > until:
                 self.kill()
                 raise SystemExit(f"a process on {self.role} did not end")
