@@ -114,7 +114,7 @@ class _Pass:
         now = self.wall_clock()
         found = [c for folder in self._candidates() for c in folder]
         free = sorted(c for c in found if not stamps.in_use(c.stamp, now))
-        used = tree.measure(self.root, self.namespaces if self.narrowed else None)
+        used = tree.measure(self.root, self.namespaces if self.narrowed else None).bytes
         self.report.before_bytes += used
         chosen = choose(free, used, aim, now)
         if chosen and not self.dry_run and self._announce():

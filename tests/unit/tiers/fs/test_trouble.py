@@ -14,9 +14,10 @@ import pytest
 from kvtiers.chunks import Lookup
 from kvtiers.errors import ConfigError, Kind
 from kvtiers.events import ChunksRemoved, Reason
+from kvtiers.tiers.fs.names import QUOTA
 from tests.unit.tiers.fs.fs_kit import Folder, capacity, read, write
 from tests.unit.tiers.fs.test_tier import bench
-from tests.unit.tiers.tier_kit import key, payload
+from tests.unit.tiers.tier_kit import NAMESPACE, key, payload
 
 ROOT = Path(__file__).parents[4]
 
@@ -350,3 +351,77 @@ def test_what_cannot_be_listed_is_not_counted_as_nothing(folder: Folder, code: i
         write(store, *range(20, 60))
     assert folder.disk_bytes() <= bound
     store.check()
+
+
+def unlisted(code: int, name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    real = os.scandir
+
+    def refused(path: Any) -> Any:
+        if os.path.basename(path) == name:
+            raise OSError(code, os.strerror(code), path)
+        return real(path)
+
+    return lambda patch: patch.setattr(os, "scandir", refused)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.ENOENT])
+@pytest.mark.parametrize("name", ["00", NAMESPACE.id])
+def test_what_may_not_be_listed_goes_on_counting(
+    folder: Folder, caplog: pytest.LogCaptureFixture, code: int, name: str
+) -> None:
+    bound = capacity(20)
+    store = folder.open(capacity_bytes=bound)
+    write(store, *range(20))
+    folder.let_promises_end()
+    with pytest.MonkeyPatch.context() as patch:
+        unlisted(code, name)(patch)
+        store._account.count()
+        store._account.count()
+        counted = store.used_bytes
+    assert counted >= folder.disk_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        unlisted(code, name)(patch)
+        write(store, *range(20, 60))
+    assert folder.disk_bytes() <= bound
+    assert caplog.text.count("cannot be listed") == 1
+    store._account.count()
+    assert store.used_bytes == folder.disk_bytes()
+    folder.let_promises_end()
+    assert write(store, *range(20, 60)) == [None] * 40
+    assert folder.disk_bytes() <= bound
+    store.check()
+    store.close()
+
+
+def test_nothing_is_granted_where_nobody_ever_counted_what_may_not_be_listed(
+    folder: Folder,
+) -> None:
+    bound = capacity(20)
+    store = folder.open(capacity_bytes=bound)
+    write(store, *range(20))
+    store.close()
+    (folder.root / QUOTA).unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        unlisted(errno.EACCES, "00")(patch)
+        store = folder.open(capacity_bytes=bound)
+        assert write(store, 20) == [Kind.IO]
+        assert read(store, 1) == [payload(1)]
+    folder.let_promises_end()
+    assert write(store, 20) == [None]
+    assert folder.disk_bytes() <= bound
+    store.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+def test_what_another_user_keeps_from_us_is_not_ours(folder: Folder) -> None:
+    store = folder.open(capacity_bytes=capacity(20))
+    write(store, 1)
+    theirs = folder.root / ("f" * 32)
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    with pytest.MonkeyPatch.context() as patch:
+        unlisted(errno.EACCES, theirs.name)(patch)
+        folder.file(1).unlink()
+        store._account.count()
+    assert store.used_bytes == folder.disk_bytes()
+    store.close()
