@@ -90,11 +90,6 @@ class Span:
     tokens_per_chunk: int
     window_tokens: int | None
 
-    @property
-    def is_full(self) -> bool:
-        """Whether all chunks of a prefix are needed to use it."""
-        return self.window_tokens is None and "Mamba" not in self.kind
-
 
 def spans_of(namespace: Namespace) -> list[Span]:
     """The groups in a manifest. Raises ConfigError if it does not say them."""

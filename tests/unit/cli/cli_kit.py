@@ -54,6 +54,20 @@ def manifest(model: str = "m", **fields: Any) -> Namespace:
     return Namespace({**known, **fields})
 
 
+def group(
+    index: int, kind: str = "FullAttentionSpec", blocks: int = 1, window: int | None = None
+) -> dict[str, Any]:
+    """A KV-cache group in a manifest."""
+    return {
+        "group": index,
+        "kind": kind,
+        "tokens_per_block": 16,
+        "blocks_per_chunk": blocks,
+        "window_tokens": window,
+        "layers": [],
+    }
+
+
 NAMESPACE = manifest()
 OTHER = manifest("other")
 KEYS = chunk_keys(TOKENS, 0, 16, 16)

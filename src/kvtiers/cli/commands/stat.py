@@ -138,7 +138,7 @@ def _lookup(
     for span in prompt.spans:
         keys = prompt.keys[span.group]
         entries = place.find(namespace.id, keys)
-        stored[span.group] = [entry is not None for entry in entries]
+        stored[span.group] = entries
         for i, (key, entry) in enumerate(zip(keys, entries, strict=True)):
             first = i * span.tokens_per_chunk
             rows.append(
@@ -152,7 +152,7 @@ def _lookup(
                     "last_used": entry and entry.used_at,
                 }
             )
-    return prefix.loadable_tokens(prompt, stored), rows
+    return prefix.loadable(prompt, stored).tokens, rows
 
 
 def _cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:

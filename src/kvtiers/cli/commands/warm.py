@@ -68,14 +68,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _stored(
     place: Place, namespace: Namespace, tokens: list[int], arguments: argparse.Namespace
 ) -> list[Entry]:
-    """What is stored of a prompt, its beginning first whatever the group."""
+    """What a request that begins with a prompt would load, first what it begins with."""
     prompt = prefix.prompt_of(namespace, tokens, arguments)
+    stored = {group: place.find(namespace.id, keys) for group, keys in prompt.keys.items()}
+    chunks = prefix.loadable(prompt, stored, whole=True).chunks
     ends = sorted(
-        ((i + 1) * span.tokens_per_chunk, span.group, key)
+        ((i + 1) * span.tokens_per_chunk, span.group, i)
         for span in prompt.spans
-        for i, key in enumerate(prompt.keys[span.group])
+        for i in chunks[span.group]
     )
-    found = place.find(namespace.id, [key for _, _, key in ends])
+    found = [stored[group][i] for _, group, i in ends]
     return [entry for entry in found if entry is not None]
 
 
