@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvtiers.chunks import Key, Namespace, round_up
-from kvtiers.cli.common import layout_of
+from kvtiers.cli.common import layout_of, runs
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.base import ChunkStore, Entry, Item
 from kvtiers.tiers.places import Payload, Place
 
 _BATCH_BYTES = 8 << 20
-_ASKED_AT_ONCE = 1024
 
 
 @dataclass(slots=True)
@@ -77,18 +76,6 @@ def absent(
                 yield entry
             else:
                 moved.present += 1
-
-
-def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """The same, so many at once: a tier may hold millions."""
-    some: list[Entry] = []
-    for entry in entries:
-        some.append(entry)
-        if len(some) == _ASKED_AT_ONCE:
-            yield some
-            some = []
-    if some:
-        yield some
 
 
 def write_all(

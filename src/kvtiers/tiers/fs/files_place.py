@@ -110,22 +110,26 @@ class FilesPlace(FsPlace):
         if error is not None:
             raise _damaged(path, str(error))
 
-    def usage(self) -> list[Usage]:
+    def usage(self, advance: Callable[[int], None] = unheard) -> list[Usage]:
         """Every file below the root, by what its place says."""
         files: Counter[tuple[str, Part]] = Counter()
         sizes: Counter[tuple[str, Part]] = Counter()
-        for below, size in self._walk(self.root, ()):
+        for below, size in self._walk(self.root, (), advance):
             where = _part_of(below)
             files[where] += 1
             sizes[where] += size
         return [Usage(*where, files[where], sizes[where]) for where in sorted(files, key=_order)]
 
-    def _walk(self, folder: str, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-        for found in self._scan(folder):
+    def _walk(
+        self, folder: str, above: tuple[str, ...], advance: Callable[[int], None]
+    ) -> Iterator[tuple[tuple[str, ...], int]]:
+        entries = self._scan(folder)
+        advance(sum(not found.is_dir(follow_symlinks=False) for found in entries))
+        for found in entries:
             below = (*above, found.name)
             if found.is_dir(follow_symlinks=False):
                 if above or names.is_namespace(found.name):  # what lies beside ours is not ours
-                    yield from self._walk(found.path, below)
+                    yield from self._walk(found.path, below, advance)
             else:
                 with contextlib.suppress(FileNotFoundError):
                     yield below, found.stat(follow_symlinks=False).st_size

@@ -127,7 +127,7 @@ class LogPlace(FsPlace):
         found = looking.headers(self._files, self._complain)
         return looking.look(self._files, found, namespace_id, self._complain)
 
-    def usage(self) -> list[Usage]:
+    def usage(self, advance: Callable[[int], None] = unheard) -> list[Usage]:
         """Segments by namespace: what their chunks take, and the rest of them as reserved."""
         found = looking.headers(self._files, self._complain)
         usage: list[Usage] = []
@@ -138,6 +138,7 @@ class LogPlace(FsPlace):
                 seen = looking.look(self._files, found, owner, self._complain)
                 chunks = sum(at.pages * PAGE_BYTES for _, at in seen.index.items())
                 usage.append(Usage(owner, Part.CHUNKS, len(ours), chunks))
+            advance(len(ours))
             files = 0 if owner else len(ours)
             usage.append(Usage(owner, Part.RESERVED, files, sum(ours) - chunks))
         usage += others(self.root, [self._files.path(number) for number, _, _ in found])
