@@ -25,6 +25,18 @@ class Moved:
     """There already: equal keys have equal bytes."""
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Key and why."""
+    there: int | None = None
+    """How many were there at the end, of those written and those there already; None: not asked."""
+
+    @property
+    def gone(self) -> int:
+        """Those that left again meanwhile, to make room for others."""
+        return 0 if self.there is None else max(0, self.chunks + self.present - self.there)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all are there."""
+        return not self.failed and not self.gone
 
     def document(self) -> dict[str, object]:
         """As JSON."""
@@ -34,6 +46,7 @@ class Moved:
             "chunks": self.chunks,
             "bytes": self.bytes,
             "present": self.present,
+            "there_at_the_end": self.there,
             "failed": failed,
         }
 
@@ -76,6 +89,15 @@ def absent(
                 yield entry
             else:
                 moved.present += 1
+
+
+def look_again(place: Place, entries: Iterable[Entry], moved: Moved) -> None:
+    """Count what is there at the end. ``place`` was opened after the last write."""
+    moved.there = sum(
+        found is not None
+        for some in runs(entries)
+        for found in place.find(moved.namespace, [e.key for e in some])
+    )
 
 
 def write_all(
