@@ -8,6 +8,7 @@ something to try the other tools on.
 
 import argparse
 import os
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from urllib.parse import quote
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.cli import trials
 from kvtiers.cli.common import add_common
-from kvtiers.cli.measure import Figures, measure_raw, measure_tier
+from kvtiers.cli.measure import Figures, measure_bare, measure_tier, open_bare
 from kvtiers.cli.output import Output, rate, size
 from kvtiers.errors import ConfigError, map_errors
 from kvtiers.tiers.places import MAX_CHUNK_BYTES
@@ -64,19 +65,21 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             root = url.path if arguments.keep else os.path.join(folder, "tier")
             options = _options(replace(url, layout=layout), root, _capacity(chunk, count, folder))
             with output.progress(4 * count * chunk, "measuring") as advance:
-                raw = measure_raw(folder, chunk, count, url.direct_io != "off", advance)
-                tier = measure_tier(options, chunk, count, advance)
+                tier, direct = measure_tier(options, chunk, count, advance)
+                with closing(open_bare(folder, layout, chunk, count, direct)) as bare:
+                    disk = measure_bare(bare, chunk, count, advance)
     finally:
         if made and not arguments.keep:
             os.rmdir(url.path)
-    rows = [*tier, *raw]
+    shares = [ours.bytes_per_s / most.bytes_per_s for ours, most in zip(tier, disk, strict=True)]
+    rows = [*zip(tier, shares, strict=True), *((figures, None) for figures in disk)]
 
     def human() -> None:
-        columns = ("", ">THROUGHPUT", ">P50 A CHUNK", ">P99 A CHUNK")
-        output.table(columns, [_row(figures) for figures in rows])
+        columns = ("", ">THROUGHPUT", ">OF THE DISK", ">P50 A CHUNK", ">P99 A CHUNK")
+        output.table(columns, [_row(*row) for row in rows])
         output.line(
-            f"{count} chunks of {size(chunk)}, layout {layout}; the last rows are plain calls, "
-            f"one after the other, {'past' if raw[0].direct else 'through'} the page cache"
+            f"{count} chunks of {size(chunk)}, layout {layout}; the last rows are bare calls of the"
+            f" same shape on as many threads, {'past' if direct else 'through'} the page cache"
         )
         if arguments.keep:
             output.line(f"what the tier wrote stays: kvtiers ls fs://{quote(url.path)}")
@@ -87,7 +90,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         "chunk_bytes": chunk,
         "chunks": count,
         "kept": arguments.keep,
-        "figures": [figures.document() for figures in rows],
+        "direct": direct,
+        "figures": [_document(*row) for row in rows],
     }
     output.show(document, human)
     return 0
@@ -137,10 +141,21 @@ def _options(url: FsURL, root: str, capacity: int) -> dict[str, Any]:
     }
 
 
-def _row(figures: Figures) -> tuple[str, ...]:
+def _document(figures: Figures, share: float | None) -> dict[str, Any]:
+    return {
+        "name": figures.name,
+        "bytes_per_s": round(figures.bytes_per_s),
+        "share_of_disk": share,
+        "p50_s": figures.p50_s,
+        "p99_s": figures.p99_s,
+    }
+
+
+def _row(figures: Figures, share: float | None) -> tuple[str, ...]:
     return (
         figures.name,
         rate(figures.bytes_per_s),
+        "" if share is None else f"{share:.0%}",
         f"{figures.p50_s * 1e3:.2f} ms",
         f"{figures.p99_s * 1e3:.2f} ms",
     )
