@@ -15,7 +15,8 @@ from kvtiers.chunks import PAGE_BYTES
 from kvtiers.tiers.fs.vectored import Buffers, read_all, write_all
 from kvtiers.tiers.jobs import MAX_SLICE_BYTES
 
-_FANS = 256
+FANS = 256
+"""Folders of layout ``files``, by the first byte of a key."""
 
 Slot = Callable[[int], memoryview]
 """The memory of a chunk, by its number."""
@@ -48,7 +49,7 @@ class BareFiles:
         self._root, self._slot = root, slot
         self._flags = os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         self._local = threading.local()
-        for fan in range(_FANS):
+        for fan in range(FANS):
             os.makedirs(os.path.join(root, f"{fan:02x}"))
 
     def write(self, first: int, end: int) -> None:
@@ -60,7 +61,7 @@ class BareFiles:
         self._move(first, os.O_RDONLY, _read)
 
     def _move(self, number: int, flags: int, move: Move) -> None:
-        path = f"{self._root}/{number % _FANS:02x}/{number:08x}"
+        path = f"{self._root}/{number % FANS:02x}/{number:08x}"
         fd = os.open(path, flags | self._flags, 0o600)
         try:
             move(fd, [self._header(), self._slot(number)], 0)

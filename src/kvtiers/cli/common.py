@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtiers.chunks import ChunkLayout, GroupLayout, Namespace, key_group
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace, key_group
 from kvtiers.cli.output import Advance, Output
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
-from kvtiers.tiers.places import Found, Place
-from kvtiers.tiers.urls import open_place
+from kvtiers.tiers.places import MAX_CHUNK_BYTES, Found, Place
+from kvtiers.tiers.urls import open_place, parse_size
 
 _HEX = re.compile(r"[0-9a-f]{1,32}")
 _AT_ONCE = 1024
@@ -41,6 +41,16 @@ def add_namespace(parser: argparse.ArgumentParser) -> None:
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """For what changes anything."""
     parser.add_argument("--dry-run", action="store_true", help="change nothing, say what would be")
+
+
+def parse_chunk_bytes(text: str) -> int:
+    """A size that chunks may have. Raises ConfigError."""
+    chunk = parse_size("--chunk-bytes", text)
+    if chunk < PAGE_BYTES or chunk % PAGE_BYTES or chunk > MAX_CHUNK_BYTES:
+        raise ConfigError(
+            f"--chunk-bytes is {chunk}: give a multiple of {PAGE_BYTES}, as chunks are"
+        )
+    return chunk
 
 
 def place_of(arguments: argparse.Namespace, output: Output) -> Place:

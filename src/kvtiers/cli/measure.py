@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtiers.chunks import ChunkLayout, GroupLayout, Key, Namespace, make_key
-from kvtiers.cli.bare import Bare, BareFiles, BareSegments, run_calls
-from kvtiers.errors import Kind, KVTiersError
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Key, Namespace, make_key
+from kvtiers.cli.bare import FANS, Bare, BareFiles, BareSegments, run_calls
+from kvtiers.errors import Kind, KVTiersError, map_errors
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import Job, JobKind, JobOutcome, SecondaryTierManager
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.folders import make_folder
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.runner import StoreTier
@@ -29,6 +30,9 @@ READ_LANES = RunnerOptions.n_read_threads + RunnerOptions.n_write_threads
 """Those for writing read too."""
 _PATIENCE_S = 60.0
 _POLL_S = 0.0002
+_SLACK_BYTES = 64 << 20
+_SLACK_CHUNKS = 20
+"""Of a capacity: a log makes a few segments of a few chunks each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,24 @@ def _failed(kind: JobKind, why: str) -> KVTiersError:
     return KVTiersError(f"a {kind.value} job failed: {why}", kind=Kind.BROKEN)
 
 
+def trial_options(
+    folder: str, layout: str, direct_io: str, chunk: int, count: int
+) -> dict[str, Any]:
+    """A tier in ``folder`` that evicts none of what is measured, whatever its layout needs besides.
+
+    No more than the disk has, which a tier would refuse. Raises OSError.
+    """
+    disk = os.statvfs(folder)
+    wanted = (3 * count + _SLACK_CHUNKS) * (chunk + PAGE_BYTES) + _SLACK_BYTES
+    return {
+        "type": "fs",
+        "root_dir": os.path.join(folder, "tier"),
+        "layout": layout,
+        "capacity_bytes": min(wanted, disk.f_blocks * disk.f_frsize),
+        "direct_io": direct_io,
+    }
+
+
 def measure_tier(
     options: Mapping[str, Any], chunk: int, count: int, advance: Callable[[int], None]
 ) -> tuple[list[Figures], bool]:
@@ -136,10 +158,13 @@ def measure_tier(
 
     Also whether it went past the page cache.
     """
+    namespace = Namespace({"kvtiers": "bench"})
+    if options["layout"] == "files":
+        _make_fans(os.path.join(options["root_dir"], namespace.id))
     tier = build_tier(
         options,
         0,
-        namespace=Namespace({"kvtiers": "bench"}),
+        namespace=namespace,
         layout=ChunkLayout((GroupLayout(0, chunk, 1),)),
         clock=time.monotonic,
         wall_clock=time.time,
@@ -153,6 +178,13 @@ def measure_tier(
         return figures, _is_direct(tier)
     finally:
         tier.shutdown(_PATIENCE_S)
+
+
+def _make_fans(folder: str) -> None:
+    """As if it were long in use: the folders that chunks come into are there."""
+    with map_errors("bench in", folder):
+        for fan in range(FANS):
+            make_folder(os.path.join(folder, f"{fan:02x}"))
 
 
 def _figures(name: str, bytes_per_s: float, samples: Sequence[float]) -> Figures:

@@ -128,6 +128,7 @@ WRONG = [
     ["doctor", "--config", "PROMPT"],
     ["doctor", "--config", '{"cpu_bytes": 1}'],
     ["doctor", "fs:///x?zz=1"],
+    ["doctor", "--chunk-bytes", "1000"],
     ["bench", "URL"],
     ["bench", "disk", "URL"],
     ["bench", "tier", "URL", "--chunk-bytes", "1000"],

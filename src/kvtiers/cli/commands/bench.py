@@ -9,24 +9,17 @@ something to try the other tools on.
 import argparse
 import os
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-from kvtiers.chunks import PAGE_BYTES
 from kvtiers.cli import trials
-from kvtiers.cli.common import add_common
-from kvtiers.cli.measure import Figures, measure_bare, measure_tier, open_bare
+from kvtiers.cli.common import add_common, parse_chunk_bytes
+from kvtiers.cli.measure import Figures, measure_bare, measure_tier, open_bare, trial_options
 from kvtiers.cli.output import Output, rate, size
 from kvtiers.errors import ConfigError, map_errors
-from kvtiers.tiers.places import MAX_CHUNK_BYTES
 from kvtiers.tiers.urls import FsURL, layout_of, parse_size, parse_url
 
 _LEAST = 1 << 20
-_SLACK = 64 << 20
-_SLACK_CHUNKS = 20
-"""Of the capacity: nothing that is measured may be evicted, whatever a layout needs besides, such
-as a few segments of a few chunks each."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure; 0 if every byte came back."""
-    chunk = parse_size("--chunk-bytes", arguments.chunk_bytes)
+    chunk = parse_chunk_bytes(arguments.chunk_bytes)
     total = parse_size("--total-bytes", arguments.total_bytes)
     url = parse_url(arguments.url)
     _refuse(chunk, total, url)
@@ -62,8 +55,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         trials.remove(trials.left_behind(url.path))
     try:
         with map_errors("bench in", url.path), trials.trial_folder(url.path) as folder:
-            root = url.path if arguments.keep else os.path.join(folder, "tier")
-            options = _options(replace(url, layout=layout), root, _capacity(chunk, count, folder))
+            options = trial_options(folder, layout, url.direct_io, chunk, count)
+            if arguments.keep:
+                options["root_dir"] = url.path
             with output.progress(4 * count * chunk, "measuring") as advance:
                 tier, direct = measure_tier(options, chunk, count, advance)
                 with closing(open_bare(folder, layout, chunk, count, direct)) as bare:
@@ -98,10 +92,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _refuse(chunk: int, total: int, url: FsURL) -> None:
-    if chunk < PAGE_BYTES or chunk % PAGE_BYTES or chunk > MAX_CHUNK_BYTES:
-        raise ConfigError(
-            f"--chunk-bytes is {chunk}: give a multiple of {PAGE_BYTES}, as chunks are"
-        )
     if total < max(chunk, _LEAST):
         raise ConfigError(
             f"--total-bytes is {total}: give at least 1MiB, and one chunk of {chunk} bytes"
@@ -122,23 +112,6 @@ def _refuse_to_mix(folder: str) -> None:
     """Chunks of no model stay by themselves: an engine would count them, and evict for them."""
     if os.path.lexists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
         raise ConfigError(f"--keep: {folder} is no empty folder: name one, or one that is absent")
-
-
-def _capacity(chunk: int, count: int, folder: str) -> int:
-    """Above what is stored, and no more than the disk has: a tier would refuse that."""
-    disk = os.statvfs(folder)
-    wanted = (3 * count + _SLACK_CHUNKS) * (chunk + PAGE_BYTES) + _SLACK
-    return min(wanted, disk.f_blocks * disk.f_frsize)
-
-
-def _options(url: FsURL, root: str, capacity: int) -> dict[str, Any]:
-    return {
-        "type": "fs",
-        "root_dir": root,
-        "layout": url.layout,
-        "capacity_bytes": capacity,
-        "direct_io": url.direct_io,
-    }
 
 
 def _document(figures: Figures, share: float | None) -> dict[str, Any]:
