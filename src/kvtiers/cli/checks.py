@@ -27,8 +27,9 @@ from kvtiers.host.region import check_capacity
 from kvtiers.host.regionfile import free_space
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.folders import nearest_folder
+from kvtiers.tiers.fs.tools import FsURL
 from kvtiers.tiers.places import Part, Place
-from kvtiers.tiers.urls import LAYOUTS, FsURL
+from kvtiers.tiers.urls import LAYOUTS
 
 _NEEDED_PYTHON = (3, 11)
 _NEEDED_XXHASH = (3, 4)

@@ -17,7 +17,8 @@ from kvtiers.cli.common import add_common, parse_chunk_bytes
 from kvtiers.cli.measure import Figures, measure_bare, measure_tier, open_bare, trial_options
 from kvtiers.cli.output import Output, rate, size
 from kvtiers.errors import ConfigError, map_errors
-from kvtiers.tiers.urls import FsURL, layout_of, parse_size, parse_url
+from kvtiers.tiers.fs.tools import FsURL
+from kvtiers.tiers.urls import layout_of, parse_size, parse_url
 
 _LEAST = 1 << 20
 

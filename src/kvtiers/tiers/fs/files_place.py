@@ -18,7 +18,7 @@ from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.files import misfit
 from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.shared import read_quota
-from kvtiers.tiers.fs.tools import FsPlace
+from kvtiers.tiers.fs.tools import FsPlace, FsURL
 from kvtiers.tiers.places import (
     MAX_CHUNK_BYTES,
     Aim,
@@ -41,14 +41,8 @@ class FilesPlace(FsPlace):
 
     layout = "files"
 
-    def __init__(
-        self,
-        root: str,
-        complain: Complain,
-        capacity_bytes: int | None = None,
-        direct_io: str = "auto",
-    ) -> None:
-        super().__init__(root, complain, capacity_bytes, direct_io)
+    def __init__(self, at: FsURL, complain: Complain) -> None:
+        super().__init__(at, complain)
         self._io = DirectFiles(self._reading, fsync=False)
 
     @staticmethod
