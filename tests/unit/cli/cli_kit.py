@@ -24,6 +24,7 @@ from kvtiers.tiers.fs.files_place import FilesPlace
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log_place import LogPlace
 from kvtiers.tiers.fs.names import chunk_path
+from kvtiers.tiers.fs.tools import FsURL
 from tests.unit.tiers.fs.fs_kit import flip
 from tests.unit.tiers.tier_kit import ManualClock, filled
 
@@ -109,7 +110,7 @@ class Tier:
         return FilesPlace if self.layout == "files" else LogPlace
 
     def place(self) -> FilesPlace | LogPlace:
-        return self.place_type(str(self.root), lambda sentence: None)
+        return self.place_type(FsURL(str(self.root)), lambda sentence: None)
 
     def fill(
         self, keys: Sequence[Key] = KEYS, namespace: Namespace = NAMESPACE, used_at: float = WALL
@@ -132,7 +133,7 @@ class Tier:
         """The file of a chunk, and where in it its payload begins."""
         if self.layout == "files":
             return self.file(key, namespace), PAGE_BYTES
-        at = LogPlace(str(self.root), pytest.fail)._snapshot(namespace.id).index.find(key)
+        at = LogPlace(FsURL(str(self.root)), pytest.fail)._snapshot(namespace.id).index.find(key)
         assert at is not None
         return self.root / "log" / f"{at.segment:08d}.kvs", at.page * PAGE_BYTES
 

@@ -57,6 +57,19 @@ def test_ls_chunks_shows_those_used_last_first(tier):
     assert "3 more" in good(kvtiers("ls", tier.url, "--chunks", "--limit", "3")).out
 
 
+def test_a_document_has_all_chunks_and_a_table_says_how_many_it_leaves_out(tier):
+    tier.fill(chunk_keys(list(range(16 * 120)), 0, 16, 16))
+    ran = good(kvtiers("ls", tier.url, "--chunks", "--json")).json
+    assert (len(ran["chunks"]), ran["left_out"]) == (126, 0)
+    last = [c["last_used"] for c in ran["chunks"]]
+    assert last == sorted(last, reverse=True)
+    text = good(kvtiers("ls", tier.url, "--chunks")).out
+    assert len(text.splitlines()) == 1 + 100 + 1
+    assert "26 more" in text
+    ran = good(kvtiers("ls", tier.url, "--chunks", "--json", "--limit", "7")).json
+    assert (len(ran["chunks"]), ran["left_out"]) == (7, 119)
+
+
 def test_du_counts_what_a_capacity_counts(tier):
     ran = good(kvtiers("du", f"{tier.url}?capacity=1GiB", "--json")).json
     on_disk = sum(p.stat().st_size for p in tier.root.rglob("*") if p.is_file())
