@@ -118,8 +118,8 @@ def _pass(
 def _bytes_beside(root: str, namespace: str | None) -> int:
     """Of manifests, and of the lock unless it is about one namespace: a capacity counts them."""
     if namespace is not None:
-        return tree.measure(root, [namespace])
-    total = tree.measure(root, names.namespaces(root))
+        return tree.measure(root, [namespace]).bytes
+    total = tree.measure(root, names.namespaces(root)).bytes
     with suppress(FileNotFoundError):
         total += os.lstat(os.path.join(root, names.LOG, LOCK)).st_size
     return total
