@@ -1,6 +1,7 @@
 """The log on a real folder: who leaves, who stays, what is there after it was left."""
 
 import errno
+import fcntl
 import os
 import re
 import stat
@@ -12,6 +13,7 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
+from kvtiers.tiers.fs import folders
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.opening import segment_bytes_for
@@ -361,6 +363,43 @@ def test_the_other_layout_refuses_a_log_and_leaves_it_as_it_is(log, lives):
         files_at(log)
     assert sorted(log.root.rglob("*")) == before
     store.close()
+
+
+@pytest.mark.parametrize("first", ["files", "log"])
+def test_of_two_first_owners_with_different_layouts_one_is_refused(log, first, monkeypatch):
+    """The second comes when the first has found nothing, and has left nothing yet."""
+    opened = {"files": lambda: files_at(log), "log": log.open}
+    (second,) = opened.keys() - {first}
+
+    def look_while_the_other_comes(root):
+        monkeypatch.undo()
+        monkeypatch.setattr(folders, "_PATIENCE_S", 0)
+        with pytest.raises(ConfigError, match="another engine has been starting there"):
+            opened[second]()
+        return False
+
+    looks = {**folders._TRACES, "log": look_while_the_other_comes}
+    monkeypatch.setattr(folders, "_TRACES", looks)
+    store = opened[first]()
+    with pytest.raises(ConfigError, match=f"is of layout {first}"):
+        opened[second]()
+    assert store.write([Item(key(1), filled(1))]) == [None]
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EBADF])
+def test_a_folder_that_cannot_be_locked_is_looked_at_all_the_same(log, code, monkeypatch):
+    files_at(log).close()
+    real = fcntl.flock
+
+    def of_files_only(fd, how):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_files_only)
+    with pytest.raises(ConfigError, match="is of layout files"):
+        log.open()
 
 
 def test_a_folder_where_both_layouts_were_used_says_so_to_both(log):
