@@ -533,7 +533,8 @@ def test_the_only_segment_goes_round_and_what_it_held_stays_away(log, leave, mon
     store = log.open()
     for life in range(6):
         ns = range(10 * life, 10 * life + 7)
-        write(store, *ns)
+        for n in ns:
+            write(store, n)
         store.delete([key(ns[-1])])
         there = held(store, range(100))
         assert set(there) <= set(range(ns[0] - 10, ns[-1]))
@@ -606,8 +607,9 @@ def test_nothing_leaves_for_a_disk_that_takes_no_writes(log, count, monkeypatch)
     """Whether a segment is free in advance or not: what is there may be read yet."""
     room_for(count, monkeypatch)
     store = log.open()
-    ns = list(range(100))
-    write(store, *ns)
+    ns = range(100)
+    for n in ns:
+        write(store, n)
     there, gone = held(store, ns), log.gone()
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwritev", refuse(errno.EROFS))
@@ -617,7 +619,8 @@ def test_nothing_leaves_for_a_disk_that_takes_no_writes(log, count, monkeypatch)
     assert held(store, ns) == there
     assert log.gone() == gone
     assert read(store, *there) == [payload(n) for n in there]
-    write(store, *range(1000, 1050))
+    for n in range(1000, 1050):
+        write(store, n)
     store.check()
 
 
