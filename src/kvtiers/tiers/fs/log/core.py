@@ -1,6 +1,8 @@
 """What the parts of a log share: index, segments, files, and the one way to add to them."""
 
+import errno
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -21,8 +23,8 @@ _log = logging.getLogger("kvtiers")
 class LogCore:
     """The state of one open log.
 
-    ``lock`` guards ``index``, ``pool`` with all of its segments, and ``deletions``, and is never
-    held during I/O. Two things are read without it: whether a key is in the index, and which
+    ``lock`` guards ``index``, ``pool`` with all of its segments, ``deletions`` and ``lost``, and is
+    never held during I/O. Two things are read without it: whether a key is in the index, and which
     segment is the active one; who acts on either asks again within. Which segments there are, and
     which one is active, is changed by the roller alone, one thread at a time, while the store is
     open. ``files`` and ``complaints`` see to themselves; the rest never changes.
@@ -36,6 +38,8 @@ class LogCore:
         self.index = LogIndex()
         self.deletions: deque[Deletion] = deque()
         """Chunks that are gone, which the log does not say yet."""
+        self.lost = False
+        """The folder is there no more, or another's: nothing that is written counts."""
         self.complaints = Complaints(files.folder, context.clock)
         self.lock = threading.Lock()
 
@@ -102,6 +106,8 @@ class LogCore:
             head = self.files.scratch(fmt.pack_head(rows, segment.sequence))
             self.files.write(segment.number, page, [head, *bodies])
             with self.lock:
+                if self.lost:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 segment.wrote(rows)
                 there = self._still_there(rows, segment.sequence) if moved else rows
                 self.index.put(segment.number, segment.sequence, there)
@@ -114,6 +120,13 @@ class LogCore:
             self._end_write(segment)
         self.complaints.worked("write")
         return None
+
+    def lose(self) -> list[Key]:
+        """The folder is lost: nothing is claimed from now on. What was there; once."""
+        with self.lock:
+            self.lost = True
+            self.deletions.clear()
+            return self.index.clear()
 
     def failed(self, operation: str, number: int, error: OSError) -> KVTiersError:
         """``error`` of the disk in our family; the first of its kind is said."""

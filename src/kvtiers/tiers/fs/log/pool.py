@@ -285,6 +285,11 @@ class Pool:
         sealed = self._in(State.SEALED)
         return max(sealed, key=lambda segment: segment.sequence, default=None)
 
+    def is_last(self, segment: Segment) -> bool:
+        """Whether no other that holds something was begun after it."""
+        others = (s.sequence for s in self.segments.values() if s.state is not State.FREE)
+        return segment.sequence >= max(others, default=0)
+
     def _in(self, state: State) -> Iterable[Segment]:
         return (s for s in self.segments.values() if s.state is state)
 

@@ -490,6 +490,23 @@ def test_its_store_is_the_one_that_engines_use_and_no_larger_than_it_was(log, pl
     assert place.bound() == CAPACITY
 
 
+def test_a_new_namespace_goes_into_a_full_log_at_once(log, place):
+    """What was found and read a moment ago leaves all the same: a log promises nothing."""
+    store = log.open()
+    ns = range(100)
+    for n in ns:
+        write(store, n)
+    there = held(store, ns)
+    read(store, *there)
+    store.close()
+    assert answers(place, *there) == [payload(n) for n in there]
+    with closing(place.open_store(OTHER, LAYOUT)) as new:
+        for n in range(200):
+            write(new, n)
+        assert log.disk_bytes() <= CAPACITY
+        assert read(new, 199) == [payload(199)]
+
+
 def test_a_young_log_may_be_repaired_without_its_capacity(log, place):
     """One segment, where an engine wants four at least."""
     stored(log, 1, 2).close()
