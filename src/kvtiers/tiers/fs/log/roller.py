@@ -39,8 +39,10 @@ class Roller:
     def __init__(self, core: LogCore) -> None:
         self._core = core
         self._rolling = threading.Lock()
-        """Held by the lane that makes another segment the active one, which sees to whether the
-        log may grow, and to what was said of that. ``core.lock`` is taken within, never around it.
+        """Held by the lane that makes another segment the active one."""
+        self._preparing = threading.Lock()
+        """Held by the lane that sees to a free segment, to whether the log may grow, and to what
+        was said of that. Taken within ``_rolling``, as ``core.lock`` is within both, never around.
         """
         self._touched: deque[Key] = deque(maxlen=_MAX_TOUCHED)
         self._no_growth_until = 0.0
@@ -89,6 +91,7 @@ class Roller:
                     if seen is not None and core.pool.active is seen:
                         last = seen.fill()
                     core.pool.active = following
+            with self._preparing:  # others may write to it meanwhile
                 self.prepare()
         finally:
             self.report()
@@ -115,14 +118,23 @@ class Roller:
         try:
             core.files.write_pages(segment.number, 0, header)
         except OSError as e:
-            if is_lost(e):
-                with core.lock:
+            with core.lock:
+                if is_lost(e):
                     core.pool.forget(segment)
+                else:
+                    segment.give_back()
             raise core.failed("write", segment.number, e) from None
 
     def _spare(self) -> Segment:
-        """A segment to begin. If none was prepared the oldest one leaves without more ado."""
-        while (spare := self._free() or self._grow()) is None:
+        """Take a segment. If none was prepared the oldest one leaves without more ado."""
+        spare = self._take_free()
+        if spare is not None:
+            return spare
+        with self._preparing:
+            return self._spare_at_once()
+
+    def _spare_at_once(self) -> Segment:
+        while (spare := self._take_free() or self._grow()) is None:
             victim = self._victim() or self._retire()
             if victim is None:
                 raise self._in_use()
@@ -153,16 +165,23 @@ class Roller:
             core.seal(active)
         return self._victim()
 
-    def _free(self) -> Segment | None:
+    def _take_free(self) -> Segment | None:
         with self._core.lock:
-            return self._core.pool.free()
+            free = self._core.pool.free()
+            if free is not None:
+                free.take()
+            return free
+
+    def _has_free(self) -> bool:
+        with self._core.lock:
+            return self._core.pool.free() is not None
 
     def _victim(self) -> Segment | None:
         with self._core.lock:
             return self._core.pool.victim()
 
     def _grow(self) -> Segment | None:
-        """One more segment; None if the capacity or the disk has no room."""
+        """Take one more segment; None if the capacity or the disk has no room."""
         core = self._core
         if core.context.clock() < self._no_growth_until:
             return None
@@ -196,7 +215,12 @@ class Roller:
 
     def prepare(self) -> None:
         """Have a free segment for the next time: the oldest leaves, what was used of it stays."""
-        while self._free() is None and self._grow() is None:
+        while not self._has_free():
+            grown = self._grow()
+            if grown is not None:
+                with self._core.lock:
+                    grown.give_back()
+                return
             victim = self._victim()
             if victim is None:
                 return
@@ -240,12 +264,19 @@ class Roller:
         """
         core = self._core
         with core.lock:
-            misfits = core.pool.misfits()
-        for segment in misfits:
-            core.files.remove(segment.number)
+            misfits = deque(core.pool.misfits())
+            for segment in misfits:
+                segment.take()
+        try:
+            while misfits:
+                core.files.remove(misfits[0].number)
+                with core.lock:
+                    core.pool.forget(misfits.popleft())
+                self._no_growth_until = 0.0
+        finally:
             with core.lock:
-                core.pool.forget(segment)
-            self._no_growth_until = 0.0
+                for segment in misfits:
+                    segment.give_back()
 
     def _try_to_remove_misfits(self) -> None:
         try:

@@ -259,7 +259,7 @@ class LogStore:
             if lost is not None:
                 raise lost
             with self._core.lock:
-                self._core.deletions.extend(self._core.index.drop(dict.fromkeys(keys)))
+                self._core.forget(self._core.index.drop(dict.fromkeys(keys)))
             self._flush_deletions()
 
     def scan(self) -> Iterator[Entry]:
@@ -317,7 +317,7 @@ class LogStore:
                 continue
             with core.lock:
                 known = [] if at is None else core.index.drop_at(item.key, at)
-                core.deletions.extend(known)
+                core.forget(known)
             if error.kind is Kind.VANISHED and (at is None or not core.lost):  # else it was said
                 gone[Reason.VANISHED].append(item.key)
             elif known:

@@ -5,6 +5,9 @@ import fcntl
 import os
 import re
 import stat
+import threading
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -47,6 +50,32 @@ def test_it_never_takes_more_than_its_capacity(log):
         assert log.disk_bytes() <= CAPACITY
         store.check()
     assert len(log.segments()) == SEGMENTS
+
+
+def test_a_segment_is_begun_by_nobody_while_its_file_is_made(log, monkeypatch):
+    """One lane sees to the next segment, others write on, and wait when they need that one."""
+    made, reached, go_on = [], threading.Event(), threading.Event()
+    make = SegmentFiles.make
+
+    def held_make(files, number, nbytes):
+        made.append(number)
+        if len(made) == 2:
+            reached.set()
+            assert go_on.wait(20)
+        make(files, number, nbytes)
+
+    store = log.open()
+    monkeypatch.setattr(SegmentFiles, "make", held_make)
+    with ThreadPoolExecutor(2) as lanes:
+        first = lanes.submit(store.write, [Item(key(0), filled(0))])
+        assert reached.wait(20)
+        rest = [Item(key(n), filled(n)) for n in range(1, 9)]  # more than go into one segment
+        second = lanes.submit(store.write, rest)
+        futures.wait([second], 0.2)  # were it to begin that segment, it would have failed by now
+        go_on.set()
+        results = [*first.result(), *second.result()]
+    assert results == [None] * 9
+    store.check()
 
 
 def test_what_leaves_is_said_and_the_rest_is_there(log):
