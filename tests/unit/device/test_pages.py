@@ -2,14 +2,17 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
-from kvtiers.device.geometry import Geometry, GroupGeometry, opaque_page
+from kvtiers.device.copier import Direction
+from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, GroupGeometry, opaque_page
 from kvtiers.device.pages.attention import KVTensor, attention_page
 from kvtiers.device.pages.latent import latent_page
 from kvtiers.device.pages.report import report
 from kvtiers.device.pages.shares import is_even, share_of
 from kvtiers.device.pages.state import state_pages
 from kvtiers.errors import Kind, KVTiersError
+from tests.unit.device.device_kv import copy_now
 from tests.unit.device.pages_kv import (
     ELEMENTS,
     ITEM,
@@ -236,6 +239,27 @@ def test_what_several_ranks_hold_of_a_state_is_a_page_of_its_own():
     (only,) = state_pages(0, mamba2(8), 8, 5)
     assert only.num_writers == 1
     assert heads.order != only.order
+
+
+@pytest.mark.parametrize("kind", ["mamba2-one-group", "gdn", "latent", "nhd-planes/2"])
+def test_a_copier_moves_what_the_pages_say(kind):
+    """Also where two pages lie in one tensor, and where ranks take turns."""
+    layers, blocks, tp = layers_of(kind), (7, 2, 3), 4
+    ranks = [Rank(layers, len(blocks), tp, r, cross_layer=True) for r in range(tp)]
+    region = bytearray([OLD]) * ranks[0].geometry.slot_bytes
+    plan = CopyPlan((ChunkCopy(0, 0, tuple(enumerate(blocks))),))
+    for rank in ranks:
+        rank.fill()
+        tensors = [torch.from_numpy(view).view(torch.int8) for view in rank.views]
+        assert copy_now(tensors, region, rank.geometry, Direction.STORE, plan).ok
+    assert (np.frombuffer(region, np.uint8) == expected_chunk(layers, blocks, len(region))).all()
+    for rank in ranks:
+        rank.storage[:] = NOBODYS
+        tensors = [torch.from_numpy(view).view(torch.int8) for view in rank.views]
+        assert copy_now(tensors, region, rank.geometry, Direction.LOAD, plan).ok
+        for view, content in zip(rank.views, rank.content, strict=True):
+            assert (view[list(blocks), : content.shape[1]] == content[list(blocks)]).all()
+            assert (view[:, content.shape[1] :] == NOBODYS).all()
 
 
 def test_a_report_says_what_is_portable_and_what_is_bound_and_why():

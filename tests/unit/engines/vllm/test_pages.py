@@ -1,5 +1,6 @@
 """Layers to which vLLM gives no canonical mapping: ours, and what keeps them bound."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ from kvtiers.engines.vllm.facts import EngineFacts, GroupFacts
 from kvtiers.engines.vllm.layout import by_layer, geometry_of, record_of
 from kvtiers.engines.vllm.namespace import GroupSpan, Identity, ModelIdentity, build_namespace
 from kvtiers.engines.vllm.pages import Layer, own_pages
+from kvtiers.engines.vllm.spec import KVTiersSpec
 
 TP = (1, 2, 4, 8)
 STATE_DTYPES = (torch.int16, torch.float32)
@@ -434,3 +436,29 @@ def test_blocks_that_vllm_shows_as_one_are_taken_apart_by_layer(offloading_confi
     assert {page.writer_index for group in geometry.groups for page in group.pages} == {2}
     assert by_layer(whole, None) is whole
     assert by_layer(caches, facts) is caches
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_says_at_start_up_what_each_group_is(offloading_config, tmp_path, caplog, rank):
+    spec = mamba2()
+    pages = torch.zeros(4, spec.real_page_size_bytes, dtype=torch.int8)
+    caches = CanonicalKVCaches(
+        [CanonicalKVCacheTensor(pages, spec.real_page_size_bytes)],
+        [[CanonicalKVCacheRef(0, spec.real_page_size_bytes)]],
+    )
+    group = GroupFacts(GroupSpan(0, "MambaSpec", 64, 1, layers=("a",)), False, spec, (spec,))
+    config = offloading_config(
+        groups=(OffloadingGroupConfig(64, ("a",), 0),),
+        extra_config={"cpu_bytes_to_use": 1_000_000, "region_directory": str(tmp_path)},
+        world_size=2,
+        tp_size=2,
+        rank=rank,
+    )
+    made = KVTiersSpec(config, facts_of(groups=(group,), state_groups=1))
+    made.note_kv_caches({"a": pages})
+    caplog.set_level(logging.INFO, logger="kvtiers")
+    worker = made.get_worker(caches)
+    worker.shutdown()
+    said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("group 0: state")]
+    assert len(said) == (1 if rank == 0 else 0)
+    assert not made.facts.tensors
