@@ -9,6 +9,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.kv_offload.base import (
@@ -27,6 +28,7 @@ from kvtiers.config import WHERE, KVTiersConfig, parse_config
 from kvtiers.core.manager import TieringManager
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import Geometry
+from kvtiers.device.pages.report import report
 from kvtiers.engines.vllm import layout as layouts
 from kvtiers.engines.vllm.accelerator import accelerator_worker
 from kvtiers.engines.vllm.events import KVEvents, Place
@@ -93,13 +95,15 @@ class KVTiersSpec(OffloadingSpec):
     def note_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """The device tensors by layer, which tell how K and V are packed."""
         if self.facts is not None:
-            self.facts = self.facts.with_packing(kv_caches)
+            self.facts = self.facts.with_tensors(kv_caches)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The copying side of one rank, over the region it makes or joins."""
         if self._worker is None:
             with saying_refusals(self.config.parallel.rank):
                 self._worker = self._build_worker(kv_caches)
+            if self.facts is not None:  # the device's memory may be freed before this object
+                self.facts = replace(self.facts, tensors={})
         return self._worker
 
     def get_manager(self) -> OffloadingManager:
@@ -114,8 +118,15 @@ class KVTiersSpec(OffloadingSpec):
         device = str(kv_caches.tensors[0].tensor.device.type)
         if self.facts is None:
             refuse_without_facts(settings, device)
-        geometry = layouts.geometry_of(kv_caches, self.config, self.facts)
+        if device == "cpu":
+            kv_caches = layouts.by_layer(kv_caches, self.facts)
+        geometry = layouts.geometry_of(
+            kv_caches, self.config, self.facts, vllms_bytes=device != "cpu"
+        )
         geometry.check()
+        if geometry.rank == 0:
+            for line in report(geometry):
+                logger.info("%s", line)
         for path in sweep(directory):
             logger.info("removed %s, left behind by an engine that died", path)
         num_slots = check_capacity(
