@@ -108,9 +108,9 @@ def paddings_of(tensors: list[torch.Tensor]) -> np.ndarray:
 
 @contextmanager
 def copier(
-    tensors: list[torch.Tensor], region: bytearray, geometry: Geometry
+    tensors: list[torch.Tensor], region: bytearray, geometry: Geometry, threads: int = 1
 ) -> Iterator[CpuCopier]:
-    made = CpuCopier(tensors, memoryview(region), geometry)
+    made = CpuCopier(tensors, memoryview(region), geometry, threads=threads)
     try:
         yield made
     finally:
@@ -123,8 +123,9 @@ def copy_now(
     geometry: Geometry,
     direction: Direction,
     plan: CopyPlan,
+    threads: int = 1,
 ) -> CopyOutcome:
-    with copier(tensors, region, geometry) as made:
+    with copier(tensors, region, geometry, threads) as made:
         made.submit(1, direction, plan)
         made.wait([1])
         (outcome,) = made.poll()

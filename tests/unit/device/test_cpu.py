@@ -62,11 +62,14 @@ def test_all_ranks_together_store_the_bytes_of_tp_1_and_zeros_and_load_them_back
 ):
     plan = data.draw(plans(model))
     logical = model.logical(BLOCKS)
+    threads = data.draw(st.integers(1, 3))
     region = fresh_region(model.geometry(tp, 0))
     slot_bytes = model.geometry(tp, 0).slot_bytes
     for rank in data.draw(st.permutations(range(tp))):
         tensors = tensors_of(model.pages(logical, tp, rank), shared=shared)
-        assert copy_now(tensors, region, model.geometry(tp, rank), Direction.STORE, plan).ok
+        assert copy_now(
+            tensors, region, model.geometry(tp, rank), Direction.STORE, plan, threads
+        ).ok
     expected = used(model, plan, logical, tp)
     for slot in range(SLOTS):
         stored = bytes(region[slot * slot_bytes : (slot + 1) * slot_bytes])
@@ -76,7 +79,7 @@ def test_all_ranks_together_store_the_bytes_of_tp_1_and_zeros_and_load_them_back
     for rank in range(tp):
         pages = model.pages(logical, tp, rank)
         tensors = tensors_of(np.full_like(pages, 7), shared=shared)
-        assert copy_now(tensors, region, model.geometry(tp, rank), Direction.LOAD, plan).ok
+        assert copy_now(tensors, region, model.geometry(tp, rank), Direction.LOAD, plan, threads).ok
         wanted = np.full_like(pages, 7)
         wanted[:, given_blocks] = pages[:, given_blocks]
         assert (pages_of(tensors) == wanted).all()
@@ -210,6 +213,27 @@ def test_an_error_of_the_memory_itself_is_an_outcome(tensors, tmp_path):
         made.wait([1])
         assert "read-only" in made.poll()[0].error
         made.close()
+
+
+def test_an_error_on_any_of_its_threads_fails_the_job_when_all_have_let_go(
+    tensors, region, monkeypatch
+):
+    copy, others = CpuCopier._copy_group, []
+
+    def fail(copier, patterns, group, job):
+        if threading.current_thread().name != "kvtiers-copier" and job.id == 1:
+            others.append(threading.current_thread().name)
+            raise OSError("told to fail")
+        return copy(copier, patterns, group, job)
+
+    monkeypatch.setattr(CpuCopier, "_copy_group", fail)
+    with copier(tensors, region, MODEL.geometry(1, 0), threads=3) as made:
+        made.submit(1, Direction.STORE, plan_of((0, 1)))
+        made.submit(2, Direction.STORE, plan_of((1, 3)))
+        made.wait([1, 2])
+        outcomes = [(o.job_id, o.ok, o.bytes, o.error) for o in made.poll()]
+    assert outcomes == [(1, False, 0, "OSError: told to fail"), (2, True, 3 * PAGE, None)]
+    assert len(others) == 2
 
 
 def test_a_job_id_cannot_be_in_flight_twice(gated):

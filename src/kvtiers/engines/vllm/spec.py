@@ -25,6 +25,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from kvtiers.chunks import Namespace
 from kvtiers.config import WHERE, KVTiersConfig, parse_config
 from kvtiers.core.manager import TieringManager
+from kvtiers.device.cores import allowed_cores, copy_threads
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import Geometry
 from kvtiers.engines.vllm import layout as layouts
@@ -146,7 +147,10 @@ class KVTiersSpec(OffloadingSpec):
         alone = self.facts is None
         if device != "cpu":
             return accelerator_worker(kv_caches, geometry, region, reports_failures=alone)
-        copier = CpuCopier([t.tensor for t in kv_caches.tensors], region.buffer, geometry)
+        threads = copy_threads(len(allowed_cores()), self.config.parallel.world_size)
+        copier = CpuCopier(
+            [t.tensor for t in kv_caches.tensors], region.buffer, geometry, threads=threads
+        )
         return CopyWorker(copier, geometry, region, reports_failures=alone)
 
     def _build_manager(self) -> VllmManager:
