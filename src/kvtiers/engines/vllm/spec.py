@@ -147,7 +147,9 @@ class KVTiersSpec(OffloadingSpec):
         alone = self.facts is None
         if device != "cpu":
             return accelerator_worker(kv_caches, geometry, region, reports_failures=alone)
-        threads = copy_threads(len(allowed_cores()), self.config.parallel.world_size)
+        parallel = self.config.parallel
+        region.touch_ahead(parallel.rank, parallel.world_size)
+        threads = copy_threads(len(allowed_cores()), parallel.world_size)
         copier = CpuCopier(
             [t.tensor for t in kv_caches.tensors], region.buffer, geometry, threads=threads
         )
@@ -175,6 +177,8 @@ class KVTiersSpec(OffloadingSpec):
             self.kv_events_config.enable_kv_cache_events,
             describe=settings.self_describing_kv_events,
         )
+        if settings.secondary_tiers:
+            region.touch_ahead()  # their lanes read and write it in this process
         wired = wire(settings, region, record.layout, namespace, listen=events)
         events.places.update(_places(settings, wired.tiers))
         self._report(region, record, namespace, wired.manager)
