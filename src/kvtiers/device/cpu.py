@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtiers.device.copier import CopyOutcome, Direction
+from kvtiers.device.copier import (
+    CopyOutcome,
+    Direction,
+    closed,
+    failure,
+    refuse_outside,
+    refuse_unfit,
+    submitted_twice,
+)
 from kvtiers.device.cores import use_allowed_cores
 from kvtiers.device.geometry import CopyPlan, Geometry
-from kvtiers.device.strided import Bytes, zero_unwritten
-from kvtiers.device.views import Pattern, divided, indices, move, own_places, places_of
-from kvtiers.errors import Kind, KVTiersError
+from kvtiers.device.strided import Bytes, own_places, places_of, zero_unwritten
+from kvtiers.device.views import Pattern, divided, indices, move
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +60,7 @@ class CpuCopier:
         prepare: Callable[[], None] = use_allowed_cores,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        _check_tensors(tensors, geometry)
+        refuse_unfit(tensors, geometry, "cpu")
         self._geometry = geometry
         self._clock = clock
         self._host: Bytes = np.frombuffer(region_buffer, dtype=np.uint8)
@@ -80,9 +87,9 @@ class CpuCopier:
         """Take a job; returns before its bytes move."""
         with self._changed:
             if self._closing:
-                raise _error(f"Copy job {job_id} came after the copier was closed.", Kind.CLOSED)
+                raise closed(job_id)
             if job_id in self._unfinished:
-                raise _error(f"Copy job {job_id} was submitted twice.", Kind.BROKEN)
+                raise submitted_twice(job_id)
             self._unfinished.add(job_id)
             self._waiting.append(_Job(job_id, direction, plan))
             self._changed.notify_all()
@@ -149,24 +156,14 @@ class CpuCopier:
     def _run(self, job: _Job) -> CopyOutcome:
         begin = self._clock()
         try:
-            self._check_range(job.plan)
+            refuse_outside(job.plan, self._sizes)
             if job.direction is Direction.STORE:
                 zero_unwritten(self._host, self._geometry, job.plan)
             moved = self._move(job)
         except Exception as e:  # whatever it was: a failed copy is a miss, the engine goes on
             seconds = self._clock() - begin
-            return CopyOutcome(job.id, False, 0, seconds, f"{type(e).__name__}: {e}")
+            return failure(job.id, e, seconds)
         return CopyOutcome(job.id, True, moved, self._clock() - begin)
-
-    def _check_range(self, plan: CopyPlan) -> None:
-        """Numbers below zero would be indices, too, and slices beyond the end would be short."""
-        for chunk in plan.chunks:
-            num_slots, num_blocks = self._sizes[chunk.group]
-            if not 0 <= chunk.slot < num_slots:
-                raise IndexError(f"slot {chunk.slot} of {num_slots}")
-            for _, block in chunk.blocks:
-                if not 0 <= block < num_blocks:
-                    raise IndexError(f"device block {block} of {num_blocks}")
 
     def _move(self, job: _Job) -> int:
         """Bytes moved; no thread touches any more when this returns or raises."""
@@ -197,32 +194,3 @@ def _sizes(patterns: Iterable[Pattern]) -> tuple[int, int]:
     """How many slots and device blocks all of these layers have."""
     runs = [run for pattern in patterns for run in pattern.runs]
     return min(len(run.host) for run in runs), min(len(run.device) for run in runs)
-
-
-def _check_tensors(tensors: Sequence["torch.Tensor"], geometry: Geometry) -> None:
-    for page in (page for group in geometry.groups for page in group.pages):
-        if page.tensor >= len(tensors):
-            raise _error(
-                f"A layer names KV tensor {page.tensor} of {len(tensors)}; please report this with "
-                "the engine's version.",
-                Kind.BROKEN,
-            )
-        tensor = tensors[page.tensor]
-        fits = (
-            tensor.device.type == "cpu"
-            and tensor.element_size() == 1
-            and tensor.dim() == 2
-            and tensor.stride(1) == 1
-            and tensor.shape[1] >= page.local_bytes
-        )
-        if not fits:
-            raise _error(
-                f"KV tensor {page.tensor} ({tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}) "
-                f"is no table of blocks with {page.local_bytes} bytes in host memory; please "
-                "report this with the engine's version.",
-                Kind.BROKEN,
-            )
-
-
-def _error(message: str, kind: Kind) -> KVTiersError:
-    return KVTiersError(message, kind=kind, operation="copy")

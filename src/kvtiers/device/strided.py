@@ -12,12 +12,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kvtiers.device.geometry import CopyPlan, Geometry, PageMap, unwritten
+from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, PageMap, unwritten
 
 if TYPE_CHECKING:
     import torch
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+Place = tuple[int, int, int]
+"""Slot, sub-block, device block."""
+
+
+def places_of(chunks: Iterable[ChunkCopy]) -> list[Place]:
+    """Where the blocks of ``chunks`` lie, in order."""
+    return [(chunk.slot, sub, block) for chunk in chunks for sub, block in chunk.blocks]
+
+
+def own_places(places: Iterable[Place], page: PageMap, geometry: Geometry) -> list[Place]:
+    """Those that this rank stores, of pages that several ranks hold."""
+    return [p for p in places if page.writes(geometry.place(p[0], p[1]))]
 
 
 class Segment(NamedTuple):
@@ -35,8 +49,8 @@ class Segment(NamedTuple):
     block_step: int = 0
 
 
-def segments(places: Iterable[tuple[int, int, int]]) -> list[Segment]:
-    """Gather (slot, sub-block, device block) triples, in order, into few segments."""
+def segments(places: Iterable[Place]) -> list[Segment]:
+    """Gather places, in order, into few segments."""
     found: list[Segment] = []
     before = (0, 0, 0)
     for place in places:

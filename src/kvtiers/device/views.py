@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvtiers.device.copier import Direction
-from kvtiers.device.geometry import ChunkCopy, Geometry, PageMap
-from kvtiers.device.strided import Bytes, Layers, gather_layers, segments, shares, window
+from kvtiers.device.geometry import Geometry, PageMap
+from kvtiers.device.strided import (
+    Bytes,
+    Layers,
+    Place,
+    gather_layers,
+    segments,
+    shares,
+    window,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -49,20 +57,6 @@ def move(pattern: Pattern, chosen: Sequence[Index], direction: Direction) -> int
             for block, slot, _ in chosen:
                 device[block] = host[slot]
     return pattern.block_bytes * sum(count for _, _, count in chosen)
-
-
-Place = tuple[int, int, int]
-"""Slot, sub-block, device block."""
-
-
-def places_of(chunks: Iterable[ChunkCopy]) -> list[Place]:
-    """Where the blocks of ``chunks`` lie, in order."""
-    return [(chunk.slot, sub, block) for chunk in chunks for sub, block in chunk.blocks]
-
-
-def own_places(places: Iterable[Place], page: PageMap, geometry: Geometry) -> list[Place]:
-    """Those that this rank stores, of pages that several ranks hold."""
-    return [p for p in places if page.writes(geometry.place(p[0], p[1]))]
 
 
 def indices(places: Iterable[Place]) -> list[Index]:
