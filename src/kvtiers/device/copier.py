@@ -39,6 +39,7 @@ class CopyOutcome:
 class Copier(Protocol):
     """Moves blocks between device tensors and slots of the host region, in order of submission.
 
+    Jobs that touch no slot or block in common may run at once and end in any order.
     All methods are called on the thread of the model. Caller guarantees: the slots and blocks of a
     job are neither reused nor freed before its outcome. A failed copy is an outcome, never an
     exception, and leaves the copier usable.
