@@ -167,6 +167,14 @@ class Geometry:
         object.__setattr__(self, "_starts", starts)
         object.__setattr__(self, "slot_bytes", max(round_up(s[-1]) for s in starts))
 
+    def slot_start(self, slot: int) -> int:
+        """Where host slot ``slot`` starts in the area of the slots (bytes): nobody else says so."""
+        return slot * self.slot_bytes
+
+    def num_slots(self, area_bytes: int) -> int:
+        """How many slots an area of this size holds."""
+        return area_bytes // self.slot_bytes
+
     def payload_bytes(self, group: int) -> int:
         """Bytes of the pages of one chunk, without the zeros at its end."""
         return self._starts[group][-1]

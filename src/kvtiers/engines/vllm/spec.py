@@ -26,11 +26,13 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from kvtiers.chunks import Namespace
 from kvtiers.config import WHERE, KVTiersConfig, parse_config
 from kvtiers.core.manager import TieringManager
+from kvtiers.device.cores import allowed_cores, copy_threads
+from kvtiers.device.copier import Copier
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import Geometry
 from kvtiers.device.pages.report import report
 from kvtiers.engines.vllm import layout as layouts
-from kvtiers.engines.vllm.accelerator import accelerator_worker
+from kvtiers.engines.vllm.accelerator import own_copier, unfit_for_vllm, vllms_worker
 from kvtiers.engines.vllm.events import KVEvents, Place
 from kvtiers.engines.vllm.facts import (
     EngineFacts,
@@ -118,11 +120,11 @@ class KVTiersSpec(OffloadingSpec):
         device = str(kv_caches.tensors[0].tensor.device.type)
         if self.facts is None:
             refuse_without_facts(settings, device)
-        if device == "cpu":
+        geometry = layouts.geometry_of(kv_caches, self.config, self.facts, vllms_bytes=True)
+        ours = "it is the CPU" if device == "cpu" else unfit_for_vllm(kv_caches, geometry)
+        if ours is not None:  # then our copier moves the bytes, and our geometry says more of them
             kv_caches = layouts.by_layer(kv_caches, self.facts)
-        geometry = layouts.geometry_of(
-            kv_caches, self.config, self.facts, vllms_bytes=device != "cpu"
-        )
+            geometry = layouts.geometry_of(kv_caches, self.config, self.facts)
         geometry.check()
         if geometry.rank == 0:
             for line in report(geometry):
@@ -140,7 +142,7 @@ class KVTiersSpec(OffloadingSpec):
             directory,
         )
         try:
-            return self._copying(kv_caches, geometry, region, device)
+            return self._copying(kv_caches, geometry, region, ours)
         except BaseException:
             region.unlink()
             region.close()
@@ -152,13 +154,27 @@ class KVTiersSpec(OffloadingSpec):
         return self.facts.byte_formats()
 
     def _copying(
-        self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region, device: str
+        self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region, ours: str | None
     ) -> ReportingWorker:
+        """``ours``: why it is not vLLM's worker that copies."""
         alone = self.facts is None
-        if device != "cpu":
-            return accelerator_worker(kv_caches, geometry, region, reports_failures=alone)
-        copier = CpuCopier([t.tensor for t in kv_caches.tensors], region.buffer, geometry)
+        if ours is None:
+            return vllms_worker(kv_caches, geometry, region, reports_failures=alone)
+        copier: Copier
+        if kv_caches.tensors[0].tensor.device.type == "cpu":
+            copier = self._cpu_copier(kv_caches, geometry, region)
+        else:
+            copier = own_copier(kv_caches, geometry, region, ours)
         return CopyWorker(copier, geometry, region, reports_failures=alone)
+
+    def _cpu_copier(
+        self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region
+    ) -> CpuCopier:
+        parallel = self.config.parallel
+        region.touch_ahead(parallel.rank, parallel.world_size)
+        threads = copy_threads(len(allowed_cores()), parallel.world_size)
+        tensors = [t.tensor for t in kv_caches.tensors]
+        return CpuCopier(tensors, region.buffer, geometry, threads=threads)
 
     def _build_manager(self) -> VllmManager:
         settings = self.settings
@@ -182,6 +198,8 @@ class KVTiersSpec(OffloadingSpec):
             self.kv_events_config.enable_kv_cache_events,
             describe=settings.self_describing_kv_events,
         )
+        if settings.secondary_tiers:
+            region.touch_ahead()  # their lanes read and write it in this process
         wired = wire(settings, region, record.layout, namespace, listen=events)
         events.places.update(_places(settings, wired.tiers))
         self._report(region, record, namespace, wired.manager)
