@@ -25,7 +25,7 @@ from kvtiers.device.cuda import RegionForVllm, vllm_compatible
 from kvtiers.device.cuda_copier import CudaCopier
 from kvtiers.device.geometry import Geometry
 from kvtiers.device.streams import CudaDevice, Device
-from kvtiers.engines.vllm.worker import CopyWorker, ReportingWorker
+from kvtiers.engines.vllm.worker import ReportingWorker
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.host.region import Region
 

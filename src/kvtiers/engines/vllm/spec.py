@@ -26,8 +26,8 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from kvtiers.chunks import Namespace
 from kvtiers.config import WHERE, KVTiersConfig, parse_config
 from kvtiers.core.manager import TieringManager
-from kvtiers.device.cores import allowed_cores, copy_threads
 from kvtiers.device.copier import Copier
+from kvtiers.device.cores import allowed_cores, copy_threads
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import Geometry
 from kvtiers.device.pages.report import report
