@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvtiers.chunks import PAGE_BYTES
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
-from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, GroupGeometry, plan_copies
+from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, plan_copies
 from kvtiers.errors import Kind, KVTiersError
 from tests.unit.device.device_kv import Model, copier, copy_now, pages_of, tensors_of
 from tests.unit.device.device_plans import BLOCKS, OLD, SLOTS, fresh_region
@@ -240,21 +239,3 @@ def test_layers_of_unequal_pages_and_groups_that_share_tensors(region):
         expected = pages[2, block, :100].tobytes() + pages[0, block].tobytes()
         chunk = geometry.chunk_bytes(1)
         assert region[slot * slot_bytes : slot * slot_bytes + chunk] == expected.ljust(chunk, b"\0")
-
-
-@pytest.mark.parametrize("one_size", [True, False])
-def test_chunks_of_unequal_size_begin_at_their_granule(one_size):
-    page, small = MODEL.geometry(1, 0).groups[0].pages[0], 3
-    wide = GroupGeometry(0, 16, (page,) * 3)
-    narrow = GroupGeometry(1, 16, (page,))
-    blocks = -(-PAGE_BYTES * 2 // page.canonical_bytes)
-    geometry = Geometry((wide, narrow), blocks, one_size=one_size)
-    assert (geometry.granule_bytes < geometry.slot_bytes) is not one_size
-    tensors = tensors_of(MODEL.pages(MODEL.logical(blocks), 1, 0))
-    memory = bytearray([OLD]) * (8 * geometry.slot_bytes)
-    plan = CopyPlan((ChunkCopy(1, small, tuple((n, n) for n in range(blocks))),))
-    assert copy_now(tensors, memory, geometry, Direction.STORE, plan).ok
-    start, size = small * geometry.granule_bytes, geometry.chunk_bytes(1)
-    expected = pages_of(tensors)[0, :blocks].tobytes()
-    assert bytes(memory[start : start + size]) == expected.ljust(size, b"\0")
-    assert set(memory[:start] + memory[start + size :]) == {OLD}
