@@ -99,6 +99,11 @@ def cases() -> Iterator[Case]:
         yield Case(f"state and attention, rank {rank} of 2", hybrid, [36 * kib] * 2)
 
 
+def widest(geometry: Geometry) -> int:
+    """Granules of the largest chunk: so far apart no two chunks of any size meet."""
+    return max(geometry.span(group.group) for group in geometry.groups)
+
+
 def plans(geometry: Geometry, rng: random.Random) -> Iterator[CopyPlan]:
     """In order, backwards, anywhere, and chunks that begin and end in the middle."""
     groups, per_chunk = len(geometry.groups), geometry.blocks_per_chunk
@@ -106,7 +111,7 @@ def plans(geometry: Geometry, rng: random.Random) -> Iterator[CopyPlan]:
         sizes = [per_chunk * 2 + (1 if per_chunk > 1 else 0)] * groups
         firsts = [rng.randrange(per_chunk) for _ in range(groups)]
         blocks = list(range(BLOCKS))
-        slots = list(range(SLOTS))
+        slots = list(range(0, SLOTS * widest(geometry), widest(geometry)))
         if order == "down":
             blocks.reverse()
             slots.reverse()
@@ -149,7 +154,8 @@ class Bench:
 
     def region(self, geometry: Geometry, slots: int = SLOTS) -> Region:
         """A region like an engine's, whose name is gone already."""
-        region = Region.attach("check-cuda", {}, slots, geometry.slot_bytes, self.directory)
+        granules = slots * widest(geometry)
+        region = Region.attach("check-cuda", {}, granules, geometry.granule_bytes, self.directory)
         region.unlink()
         return region
 

@@ -6,7 +6,8 @@ slot of the host region and travels between tiers as one run of ``GroupLayout.ch
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NewType
@@ -17,7 +18,11 @@ PAGE_BYTES = 4096
 Key = NewType("Key", bytes)
 """Digest of the prefix that ends with the chunk, then the group index as u32 big-endian."""
 
-_GROUP_BYTES = 4
+MAX_WASTE = 0.1
+"""The share of host memory that may be lost to chunks being of unequal size."""
+
+GROUP_BYTES = 4
+"""How many bytes of a key, its last ones, name the group."""
 
 
 def make_key(digest: bytes, group: int) -> Key:
@@ -27,17 +32,17 @@ def make_key(digest: bytes, group: int) -> Key:
 
 def group_suffix(group: int) -> bytes:
     """How the keys of the KV-cache group with this index end."""
-    return group.to_bytes(_GROUP_BYTES, "big")
+    return group.to_bytes(GROUP_BYTES, "big")
 
 
 def key_digest(key: Key) -> bytes:
     """The prefix digest in ``key``."""
-    return key[:-_GROUP_BYTES]
+    return key[:-GROUP_BYTES]
 
 
 def key_group(key: Key) -> int:
     """The KV-cache group index in ``key``."""
-    return int.from_bytes(key[-_GROUP_BYTES:], "big")
+    return int.from_bytes(key[-GROUP_BYTES:], "big")
 
 
 class Lookup(Enum):
@@ -56,6 +61,18 @@ class Lookup(Enum):
 def round_up(size: int, multiple: int = PAGE_BYTES) -> int:
     """The smallest multiple of ``multiple`` that is at least ``size`` (bytes)."""
     return -(-size // multiple) * multiple
+
+
+def granule_of(chunk_sizes: Collection[int]) -> int:
+    """Bytes of a granule, in which places in host memory are counted; divides or holds each chunk.
+
+    Chunks of nearly equal size all get the place of the largest one: then a granule is a slot.
+    Otherwise it is their greatest common divisor, and a slot takes several. All sizes in bytes.
+    """
+    largest = max(chunk_sizes)
+    if largest - min(chunk_sizes) <= MAX_WASTE * largest:
+        return largest
+    return math.gcd(*chunk_sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +101,7 @@ class ChunkLayout:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one host slot: the largest chunk of any group."""
+        """Bytes of the largest chunk of any group."""
         return max(g.chunk_bytes for g in self.groups)
 
     def chunk_bytes(self, key: Key) -> int:
@@ -97,7 +114,7 @@ class ChunkLayout:
         if len(sizes) == 1:
             return [self.groups[0].chunk_bytes] * len(keys)
         try:
-            return [sizes[key[-_GROUP_BYTES:]] for key in keys]
+            return [sizes[key[-GROUP_BYTES:]] for key in keys]
         except KeyError as e:
             group = int.from_bytes(e.args[0], "big")
             raise KeyError(f"no KV-cache group {group} in {self!r}") from None

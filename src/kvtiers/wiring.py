@@ -11,9 +11,12 @@ from kvtiers.core.manager import ManagerOptions, TieringManager
 from kvtiers.core.promote import PromoteOptions
 from kvtiers.errors import ConfigError
 from kvtiers.events import Event, Sink
+from kvtiers.host.chunkindex import ChunkIndex
 from kvtiers.host.index import HostIndex
-from kvtiers.host.policies import load_policy
+from kvtiers.host.policies import EvictionPolicy, load_policy
 from kvtiers.host.region import Region
+from kvtiers.host.sized import SizedIndex
+from kvtiers.host.slabs import SizeClasses
 from kvtiers.metrics import Metrics
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import SecondaryTierManager
@@ -46,13 +49,12 @@ def wire(
     ``listen`` is told every event. Raises ConfigError, with nothing left running, if a policy or a
     tier cannot be had.
     """
-    slots = region.num_slots
     hot = () if config.warm_manifest is None else _hot(config.warm_manifest, namespace, layout)
-    policy = load_policy(config.eviction_policy, config.cache_policy_module_path, capacity=slots)
+    index = _index(config, region, layout)
     tiers = _tiers(config, namespace, layout, clock, wall_clock)
     metrics = Metrics()
     manager = TieringManager(
-        index=HostIndex(slots, policy),
+        index=index,
         layout=layout,
         view=lambda slot, nbytes, writable: region.view(slot, nbytes, writable=writable),
         tiers=tiers,
@@ -62,6 +64,20 @@ def wire(
     if hot:
         manager.warm(hot)
     return Wired(manager, metrics, tiers)
+
+
+def _index(config: KVTiersConfig, region: Region, layout: ChunkLayout) -> ChunkIndex:
+    """The index of all chunks, by sizes if the workers cut the region so."""
+
+    def policy(capacity: int) -> EvictionPolicy:
+        path = config.cache_policy_module_path
+        return load_policy(config.eviction_policy, path, capacity=capacity)
+
+    classes = SizeClasses.of(layout, region.slot_bytes)
+    if len(classes.spans) == 1:
+        return HostIndex(region.num_slots, policy(region.num_slots))
+    num_slabs = region.num_slots // region.slab_slots
+    return SizedIndex(num_slabs, region.slab_slots, classes, policy)
 
 
 def _hot(path: str, namespace: Namespace, layout: ChunkLayout) -> list[Key]:

@@ -18,11 +18,17 @@ from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, ChunksStored, Hop, TransferFinished, TransferStarted
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
+from kvtiers.host.sized import SizedIndex
+from kvtiers.host.slabs import SizeClasses
 from kvtiers.metrics import Metrics
 from kvtiers.tiers.base import JobOutcome, JobReleased
 from tests.model.sim_tier import GARBAGE, KEYS, LAYOUT, RIGHT, SimTier
 
 SLOTS = 6
+SLOT = 48
+"""Bytes of a slot where all are of one size."""
+SLABS, SLAB, GRANULE = 4, 6, 16
+"""Where chunks have slots of their own size: 3 small ones or 2 large ones in a slab."""
 KINDS = (Kind.IO, Kind.FULL, Kind.CORRUPT, Kind.VANISHED, Kind.TIMEOUT)
 PROMOTE = PromoteOptions(lookup_deadline_s=5.0, promote_deadline_s=20.0, promotion_wait_s=0.25)
 UNRESOLVED = (Lookup.HIT_PENDING, Lookup.RETRY)
@@ -61,12 +67,22 @@ class Asking:
 class Simulation:
     """All of it. Actions take ``draw(n)``, which chooses one of n; they are listed in ACTIONS."""
 
-    def __init__(self, policy="lru", fraction=0.5, threshold=0):
+    def __init__(self, policy="lru", fraction=0.5, threshold=0, sized=False):
         self.now = 100.0
-        self.memory = [bytearray(48) for _ in range(SLOTS)]
+        self.memory = memoryview(bytearray(SLABS * SLAB * GRANULE if sized else SLOTS * SLOT))
+        self._unit = GRANULE if sized else SLOT
         self.events = []
         self.metrics = Metrics()
-        self.index = HostIndex(SLOTS, load_policy(policy, capacity=SLOTS))
+        self.index = (
+            SizedIndex(
+                SLABS,
+                SLAB,
+                SizeClasses.of(LAYOUT, GRANULE),
+                lambda capacity: load_policy(policy, capacity=capacity),
+            )
+            if sized
+            else HostIndex(SLOTS, load_policy(policy, capacity=SLOTS))
+        )
         self.tiers = [
             SimTier("near", "LOCAL", OffloadPolicy.CHUNK),
             SimTier("far", "REMOTE", OffloadPolicy.REQUEST),
@@ -87,7 +103,7 @@ class Simulation:
         self.manager.poll(self.now)
 
     def _view(self, slot, nbytes, writable):
-        view = memoryview(self.memory[slot])[:nbytes]
+        view = self.memory[slot * self._unit :][:nbytes]
         return view if writable else view.toreadonly()
 
     def _hear(self, event):
@@ -136,7 +152,7 @@ class Simulation:
         copy.request.load = None
         there = [(k, s) for k, s in zip(copy.keys, copy.slots, strict=True) if s != NO_SLOT]
         for key, slot in there:
-            loaded = bytes(self.memory[slot][: len(RIGHT[key])])
+            loaded = bytes(self._view(slot, len(RIGHT[key]), False))
             assert loaded == RIGHT[key], f"wrong bytes of {key.hex()} reached the device"
         if copy.orphaned:
             self.manager.release_device([s for _, s in there])
@@ -167,7 +183,7 @@ class Simulation:
         self.stores.remove(copy)
         for key, slot in zip(copy.keys, copy.slots, strict=True):
             data = GARBAGE[key] if key in failed else RIGHT[key]
-            self.memory[slot][: len(data)] = data
+            self._view(slot, len(data), True)[:] = data
         if copy.orphaned:
             self.manager.release_device(copy.slots)
         else:
@@ -277,7 +293,7 @@ class Simulation:
             attached.tier.check()
         self._metrics_must_agree()
         for key, slot in self.index.ready.items():
-            held = bytes(self.memory[slot][: len(RIGHT[key])])
+            held = bytes(self._view(slot, len(RIGHT[key]), False))
             assert held == RIGHT[key], f"host memory holds wrong bytes of {key.hex()}"
         self._replay()
         assert self._replayed == set(self.index.ready), "the events tell other contents"

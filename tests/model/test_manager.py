@@ -13,9 +13,9 @@ from tests.model.simulation import ACTIONS, OFTEN, Simulation
 
 
 def of_kind(number):
-    """A simulation under one of eight configurations."""
-    fraction = (0.5, 1.0)[number // 2 % 2]
-    return Simulation(("lru", "arc")[number % 2], fraction, threshold=number // 4 % 2 * 2)
+    """A simulation under one of sixteen configurations."""
+    policy, fraction = ("lru", "arc")[number % 2], (0.5, 1.0)[number // 2 % 2]
+    return Simulation(policy, fraction, number // 4 % 2 * 2, sized=number // 8 % 2 == 1)
 
 
 class Machine(RuleBasedStateMachine):
@@ -23,7 +23,7 @@ class Machine(RuleBasedStateMachine):
 
     simulation = None
 
-    @initialize(choice=st.integers(0, 7))
+    @initialize(choice=st.integers(0, 15))
     def begin(self, choice):
         self.simulation = of_kind(choice)
 

@@ -6,6 +6,7 @@ import pytest
 from kvtiers.chunks import (
     ChunkLayout,
     GroupLayout,
+    granule_of,
     group_suffix,
     key_digest,
     key_group,
@@ -45,3 +46,20 @@ def test_a_layout_is_its_groups():
     for twin in (copy.deepcopy(LAYOUT), pickle.loads(pickle.dumps(LAYOUT))):
         assert twin == LAYOUT
         assert twin.chunk_bytes(make_key(b"a", 300)) == 8192
+
+
+@pytest.mark.parametrize(
+    ("sizes", "granule"),
+    [
+        ([8192], 8192),
+        ([8192, 8192, 8192], 8192),
+        ([90 * 4096, 100 * 4096], 100 * 4096),
+        ([89 * 4096, 100 * 4096], 4096),
+        ([68 * 1024, 128 * 1024], 4096),
+        ([64 * 1024, 128 * 1024, 32 * 1024], 32 * 1024),
+    ],
+)
+def test_slots_are_counted_in_chunks_if_these_are_equal_and_in_common_divisors_if_not(
+    sizes, granule
+):
+    assert granule_of(sizes) == granule

@@ -1,14 +1,17 @@
-"""An engine that is started with a hot list has its chunks in host memory."""
+"""What is wired: the index that fits the region, and the chunks of a hot list."""
 
 import logging
 import time
 
 import pytest
 
-from kvtiers.chunks import Lookup, RequestContext, make_key
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Lookup, RequestContext, make_key
 from kvtiers.config import parse_config
 from kvtiers.errors import ConfigError
+from kvtiers.host.index import HostIndex
 from kvtiers.host.region import Region
+from kvtiers.host.sized import SizedIndex
+from kvtiers.host.slabs import SizeClasses, slab_bytes_for
 from kvtiers.tiers.hot import HotPrefix, write_hot_list
 from kvtiers.wiring import wire
 from tests.unit.cli.cli_kit import CHUNK, KEYS, NAMESPACE, OTHER, Tier, good, kvtiers
@@ -74,3 +77,81 @@ def test_a_manifest_that_is_none_is_refused_before_serving(wired, tmp_path):
     _, start = wired
     with pytest.raises(ConfigError, match=r"^warm_manifest: .* cannot be read"):
         start(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("slots", "slot_bytes", "slab_slots", "index"),
+    [(8, 3 * PAGE_BYTES, 1, HostIndex), (24, PAGE_BYTES, 6, SizedIndex)],
+)
+def test_the_index_is_of_the_sizes_into_which_the_workers_cut_the_region(
+    tmp_path, slots, slot_bytes, slab_slots, index
+):
+    layout = ChunkLayout((GroupLayout(0, PAGE_BYTES, 16), GroupLayout(1, 3 * PAGE_BYTES, 16)))
+    config = parse_config({"cpu_bytes_to_use": slots * slot_bytes, "eviction_policy": "arc"})
+    with Region.attach("a", {}, slots, slot_bytes, str(tmp_path), slab_slots=slab_slots) as region:
+        manager = wire(config, region, layout, NAMESPACE).manager
+        assert f"<{index.__name__} {slots} slots" in repr(manager)
+        request = manager.on_new_request(RequestContext("r"))
+        keys = [make_key(bytes([n]), n % 2) for n in range(8)]
+        plan = manager.store(keys, request)
+        assert plan.keys == keys
+        views = [
+            manager._views([key], [slot], True)[0]
+            for key, slot in zip(plan.keys, plan.slots, strict=True)
+        ]
+        for number, view in enumerate(views):
+            view[:] = bytes([number]) * view.nbytes
+        assert [set(view) for view in views] == [{n} for n in range(8)], "none overlaps another"
+        views.clear()
+        manager.check()
+        manager.shutdown(0.0, time.monotonic)
+
+
+SPANS = {0: (4, 1), 1: (8, 5), 2: (64, 7), 3: (128, 2), 4: (256, 12)}
+"""Tokens and pages of a chunk by group, as of a model with many kinds of attention."""
+
+
+@pytest.mark.parametrize("disk", ["files", "log"])
+def test_every_group_of_a_model_with_many_hits_after_a_restart(tmp_path, disk):
+    layout = ChunkLayout(
+        tuple(GroupLayout(g, n * PAGE_BYTES, tokens) for g, (tokens, n) in SPANS.items())
+    )
+    keys = [
+        make_key(end.to_bytes(16, "big"), g)
+        for end in range(4, 513, 4)
+        for g, (tokens, _) in SPANS.items()
+        if end % tokens == 0
+    ]
+    content = {k: bytes([i % 251]) * layout.chunk_bytes(k) for i, k in enumerate(keys)}
+    fs = {"type": "fs", "root_dir": str(tmp_path / "kv"), "capacity_bytes": 1 << 26, "layout": disk}
+    config = parse_config({"cpu_bytes_to_use": 1 << 24, "secondary_tiers": [fs]})
+    classes = SizeClasses.of(layout, PAGE_BYTES)
+    slab = slab_bytes_for(1 << 24, classes, PAGE_BYTES) // PAGE_BYTES
+
+    def start(name):
+        slots = (1 << 24) // (slab * PAGE_BYTES) * slab
+        region = Region.attach(name, {}, slots, PAGE_BYTES, str(tmp_path), slab_slots=slab)
+        return region, wire(config, region, layout, NAMESPACE).manager
+
+    region, first = start("first")
+    with region:
+        plan = first.store(keys, first.on_new_request(RequestContext("stores")))
+        assert plan.keys == keys
+        for key, slot in zip(plan.keys, plan.slots, strict=True):
+            region.view(slot, len(content[key]), True)[:] = content[key]
+        first.complete_store(keys)
+        assert first.drain(30.0, time.monotonic)
+        first.shutdown(1.0, time.monotonic)
+    region, second = start("second")
+    with region:
+        request = second.on_new_request(RequestContext("asks"))
+        until = time.monotonic() + 30.0
+        second.poll(time.monotonic())
+        while second.lookup_many(keys, request) != [Lookup.HIT] * len(keys):
+            assert time.monotonic() < until
+            second.end_step(time.monotonic())
+        second.check()
+        for key, slot in zip(keys, second.load(keys, request), strict=True):
+            assert region.view(slot, len(content[key]), False) == content[key]
+        second.complete_load(request)
+        second.shutdown(1.0, time.monotonic)

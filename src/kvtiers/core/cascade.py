@@ -31,7 +31,7 @@ class CascadeOptions:
     """How much a cascade may hold on to."""
 
     max_pinned_slots: int
-    """Host slots that the cascades to one tier may pin."""
+    """Host slots that the cascades to one tier may pin; granules where chunks take several."""
     chunks_per_job: int = 64
     backoff_s: float = 1.0
     """Pause of a tier after a failed job; doubles with each pause in a row."""
@@ -137,7 +137,7 @@ class Cascades:
 
     def let_go(self, flight: Flight) -> None:
         """The tier no longer touches the slots of a job."""
-        self._backlogs[flight.tier].pinned -= len(flight.slots)
+        self._backlogs[flight.tier].pinned -= flight.weight
 
     def forget(self) -> None:
         """Host memory was reset: nothing is left to send."""
@@ -168,10 +168,11 @@ class Cascades:
             return False
         slots = tuple(self._index.hold(keys))
         views = self._views(keys, slots, False)
-        flight = Flight(Hop.CASCADE, tier, keys, slots, views, started=now)
+        weight = self._index.weigh(slots)
+        flight = Flight(Hop.CASCADE, tier, keys, slots, views, started=now, weight=weight)
         job_id = self._ledger.open(flight)
         if tier.submit_store(Job(job_id, JobKind.STORE, keys, slots, views)):
-            backlog.pinned += len(slots)
+            backlog.pinned += weight
             backlog.refusals = 0
             self._emit(TransferStarted(Hop.CASCADE, tier.label, len(keys)))
             return True
@@ -187,8 +188,8 @@ class Cascades:
         return False
 
     def _next_batch(self, backlog: _Backlog) -> tuple[Key, ...]:
-        room = min(self._options.max_pinned_slots - backlog.pinned, self._options.chunks_per_job)
-        return backlog.queue.take(max(0, room))
+        room = (self._options.max_pinned_slots - backlog.pinned) // self._index.widest
+        return backlog.queue.take(max(0, min(room, self._options.chunks_per_job)))
 
     def _take_back(self, backlog: _Backlog, failed: Sequence[Key], now: float) -> None:
         if backlog.paused_until <= now:
@@ -216,7 +217,7 @@ class Cascades:
             backlog.queue.check()
             twice = [k for k in backlog.queue if k in backlog.parked]
             assert not twice, f"{len(twice)} chunks of {tier.label} are both parked and queued"
-            pinned = sum(len(f.slots) for f in flights if f.tier is tier)
+            pinned = sum(f.weight for f in flights if f.tier is tier)
             assert backlog.pinned == pinned, f"pinned slots of {tier.label} do not add up"
             assert pinned <= self._options.max_pinned_slots, f"{tier.label} pins beyond its share"
             strays = [k for k in (*backlog.queue, *backlog.parked) if k not in self._index.ready]

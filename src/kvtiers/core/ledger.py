@@ -12,7 +12,7 @@ from typing import Protocol
 from kvtiers.chunks import Key, RequestContext
 from kvtiers.core.attached import AttachedTier
 from kvtiers.events import Hop, Reason
-from kvtiers.host.index import HostIndex
+from kvtiers.host.chunkindex import ChunkIndex
 from kvtiers.tiers.views import ChunkViews
 
 
@@ -86,12 +86,14 @@ class Flight:
     """What its tier was given; dead when the tier has let go."""
     request: Request | None = None
     started: float = 0.0
+    weight: int = 0
+    """What its slots take of host memory, if somebody has to know."""
 
 
 class Ledger:
     """Jobs in flight, device transfers in flight, live requests."""
 
-    def __init__(self, index: HostIndex) -> None:
+    def __init__(self, index: ChunkIndex) -> None:
         self.index = index
         self.flights: dict[int, Flight] = {}
         self.lingering: dict[int, tuple[Flight, tuple[int, ...]]] = {}

@@ -8,7 +8,6 @@ seconds and comes from the caller. All calls come from one thread.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from kvtiers.chunks import ChunkLayout, Key, Lookup, OffloadPolicy, RequestContext
 from kvtiers.core.attached import AttachedTier
@@ -20,7 +19,8 @@ from kvtiers.core.store import StorePlan, Stores, UseCounter
 from kvtiers.core.warm import WarmUp
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import PRIMARY, ChunksRemoved, Hop, LookedUp, Reason, Sink
-from kvtiers.host.index import HostIndex
+from kvtiers.host.chunkindex import ChunkIndex
+from kvtiers.host.parts import HostUse
 from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTierManager
 from kvtiers.tiers.views import ChunkViews
 
@@ -38,24 +38,13 @@ class ManagerOptions:
     """A tier that has not reported a job by then has failed it; its memory is not used again."""
 
 
-class HostUse(NamedTuple):
-    """Host slots by what they are doing."""
-
-    slots: int
-    resident: int
-    filling: int
-    pinned: int
-    """Resident slots that a transfer reads."""
-    orphaned: int
-
-
 class TieringManager:
     """Host memory as the gateway between an accelerator and the tiers below."""
 
     def __init__(
         self,
         *,
-        index: HostIndex,
+        index: ChunkIndex,
         layout: ChunkLayout,
         view: Callable[[int, int, bool], memoryview],
         tiers: Sequence[SecondaryTierManager],
@@ -72,7 +61,7 @@ class TieringManager:
         self.tiers = tuple(AttachedTier(t, i + 1) for i, t in enumerate(tiers))
         self._ledger = Ledger(index)
         share = options.cascade_max_pinned_fraction / max(1, len(tiers))
-        pinned = max(1, int(index.num_slots * share))
+        pinned = max(index.widest, int(index.num_slots * share))
         self._cascades = Cascades(
             self._ledger, self.tiers, self._views, sink, CascadeOptions(max_pinned_slots=pinned)
         )
@@ -323,10 +312,7 @@ class TieringManager:
     @property
     def use(self) -> HostUse:
         """What host memory is doing now."""
-        index = self._index
-        filling, orphaned = index.filling_count, index.orphaned
-        pinned = index.held - filling - orphaned
-        return HostUse(index.num_slots, index.resident, filling, pinned, orphaned)
+        return self._index.use
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""
@@ -350,7 +336,7 @@ class TieringManager:
     def _go_on_warming(self, warm_up: WarmUp, now: float) -> None:
         use = self.use
         room = use.slots // 2 - use.resident - use.filling - use.orphaned
-        warm_up.step(now, room, busy=bool(self._ledger.waiting))
+        warm_up.step(now, room // self._index.widest, busy=bool(self._ledger.waiting))
         if warm_up.ended:
             self._warm_up = None
 

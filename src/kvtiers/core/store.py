@@ -69,7 +69,7 @@ class Stores:
         self._counter = counter
 
     def plan(self, keys: Sequence[Key], prefix: Set[Key]) -> StorePlan:
-        """Reserve slots for the offered chunks that are absent, first ones first.
+        """Reserve slots for the offered chunks that are absent, of each size first ones first.
 
         None of ``prefix``, the chunks of the same request so far, is evicted for them: the end of a
         prefix is worth nothing without its beginning.
@@ -90,8 +90,10 @@ class Stores:
         taken = self._index.reserve(absent, protected=prefix)
         if taken.evicted:
             self._departed(taken.evicted, Reason.EVICTED)
-        declined = absent[len(taken.keys) :]
-        if declined:
+        declined: list[Key] = []
+        if len(taken.keys) < len(absent):
+            has_slot = set(taken.keys)
+            declined = [key for key in absent if key not in has_slot]
             self._emit(ChunksDeclined(Hop.STORE, PRIMARY, len(declined), Reason.NO_ROOM))
         return StorePlan(
             list(taken.keys), list(taken.slots), list(taken.evicted), declined, resident

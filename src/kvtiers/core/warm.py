@@ -45,7 +45,7 @@ class WarmUp:
         self.ended = False
 
     def step(self, now: float, room: int, busy: bool) -> None:
-        """Go on, once in a scheduler step. ``room``: slots that it may fill; ``busy``: a request
+        """Go on, once in a scheduler step. ``room``: chunks it may ask for; ``busy``: a request
         waits.
         """
         if self.ended:

@@ -185,7 +185,7 @@ class CpuCopier:
         for pattern in patterns:
             chosen = everything
             if job.direction is Direction.STORE and pattern.page.num_writers > 1:
-                chosen = indices(own_places(places, pattern.page, self._geometry))
+                chosen = indices(own_places(places, group, pattern.page, self._geometry))
             moved += move(pattern, chosen, job.direction)
         return moved
 

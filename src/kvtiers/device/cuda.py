@@ -24,6 +24,8 @@ def vllm_compatible(geometry: Geometry) -> str | None:
     Its view of a tensor has room for the largest page that any group keeps there, and starts where
     the view of the tensor before it ends.
     """
+    if geometry.granule_bytes != geometry.slot_bytes:
+        return "its chunks are of several sizes, and that worker keeps all of them a row apart"
     pages = _view_pages(geometry)
     if 0 in pages:
         return f"KV tensor {pages.index(0)} holds no layer of any group"
@@ -52,9 +54,9 @@ def _view_pages(geometry: Geometry) -> list[int]:
 class RegionForVllm:
     """The area of the slots as vLLM's copy worker wants to see its region.
 
-    ``buffer`` holds the slots, slot ``i`` at ``i * geometry.slot_bytes``. ``unregister`` takes the
-    address of memory that the worker pinned and unpins it. The worker owns this object and calls
-    ``cleanup``. Names with an underscore are those the worker reads.
+    ``buffer`` holds the slots, slot ``i`` at ``i * geometry.slot_bytes``: all are of one size.
+    ``unregister`` takes the address of memory that the worker pinned and unpins it. The worker owns
+    this object and calls ``cleanup``. Names with an underscore are those the worker reads.
     Raises ConfigError for a geometry that the worker cannot produce.
     """
 

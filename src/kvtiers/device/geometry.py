@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from kvtiers.chunks import ChunkLayout, GroupLayout, round_up
+from kvtiers.chunks import ChunkLayout, GroupLayout, granule_of, round_up
 from kvtiers.errors import Kind, KVTiersError
 
 ORDER = "layer-major"
@@ -158,22 +158,25 @@ class Geometry:
     groups: tuple[GroupGeometry, ...]
     blocks_per_chunk: int
     rank: int = 0
+    one_size: bool = False
+    """Whether every chunk gets as much room as the largest one, however small it is."""
     slot_bytes: int = field(init=False)
-    """Bytes of one host slot: the largest chunk of any group."""
+    """Bytes of the largest chunk of any group."""
+    granule_bytes: int = field(init=False)
+    """What the numbers of slots count in: see :meth:`slot_start`."""
     _starts: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         starts = tuple(_layer_starts(g.pages, self.blocks_per_chunk) for g in self.groups)
         object.__setattr__(self, "_starts", starts)
-        object.__setattr__(self, "slot_bytes", max(round_up(s[-1]) for s in starts))
+        sizes = [round_up(s[-1]) for s in starts]
+        object.__setattr__(self, "slot_bytes", max(sizes))
+        granule = max(sizes) if self.one_size else granule_of(sizes)
+        object.__setattr__(self, "granule_bytes", granule)
 
     def slot_start(self, slot: int) -> int:
         """Where host slot ``slot`` starts in the area of the slots (bytes): nobody else says so."""
-        return slot * self.slot_bytes
-
-    def num_slots(self, area_bytes: int) -> int:
-        """How many slots an area of this size holds."""
-        return area_bytes // self.slot_bytes
+        return slot * self.granule_bytes
 
     def payload_bytes(self, group: int) -> int:
         """Bytes of the pages of one chunk, without the zeros at its end."""
@@ -188,9 +191,16 @@ class Geometry:
         page = self.groups[group].pages[layer_index]
         return self._starts[group][layer_index] + sub_block * page.canonical_bytes
 
-    def place(self, slot: int, sub_block: int) -> int:
-        """A number for one block's room in host memory, equal on all ranks: it rotates writers."""
-        return slot * self.blocks_per_chunk + sub_block
+    def span(self, group: int) -> int:
+        """Granules that a chunk of ``group`` takes."""
+        return -(-self.chunk_bytes(group) // self.granule_bytes)
+
+    def place(self, group: int, slot: int, sub_block: int) -> int:
+        """A number for one block's room in host memory, equal on all ranks: it rotates writers.
+
+        Neighbouring chunks of a group have neighbouring numbers, however far apart they start.
+        """
+        return slot // self.span(group) * self.blocks_per_chunk + sub_block
 
     def portable(self, group: int) -> bool:
         """Whether the chunks of ``group`` are the same under every parallel configuration."""
@@ -357,7 +367,7 @@ def unwritten(geometry: Geometry, chunk: ChunkCopy) -> Iterator[Run]:
     """
     for layer, page in enumerate(geometry.groups[chunk.group].pages):
         for sub in chunk.missing:
-            if page.writes(geometry.place(chunk.slot, sub)):
+            if page.writes(geometry.place(chunk.group, chunk.slot, sub)):
                 start = geometry.page_start(chunk.group, layer, sub)
                 for run in page.runs:
                     yield Run(0, start + run.page_offset, run.nbytes, run.count, 0, run.page_stride)

@@ -29,9 +29,11 @@ def places_of(chunks: Iterable[ChunkCopy]) -> list[Place]:
     return [(chunk.slot, sub, block) for chunk in chunks for sub, block in chunk.blocks]
 
 
-def own_places(places: Iterable[Place], page: PageMap, geometry: Geometry) -> list[Place]:
-    """Those that this rank stores, of pages that several ranks hold."""
-    return [p for p in places if page.writes(geometry.place(p[0], p[1]))]
+def own_places(
+    places: Iterable[Place], group: int, page: PageMap, geometry: Geometry
+) -> list[Place]:
+    """Those that this rank stores, of pages of ``group`` that several ranks hold."""
+    return [p for p in places if page.writes(geometry.place(group, p[0], p[1]))]
 
 
 class Segment(NamedTuple):

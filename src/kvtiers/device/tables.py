@@ -136,6 +136,6 @@ def moves_of(
             page = layers.page
             turn = page.num_writers, page.writer_index
             if turn not in stored:
-                zeroed = [m for m in missing if page.writes(geometry.place(*m))]
-                stored[turn] = own_places(everything, page, geometry), zeroed
+                zeroed = [m for m in missing if page.writes(geometry.place(group, *m))]
+                stored[turn] = own_places(everything, group, page, geometry), zeroed
             yield Moves(layers, *stored[turn])

@@ -1,97 +1,36 @@
-"""Which chunk is in which slot of host memory: decisions only, on one thread.
+"""The index of chunks of one size: each takes a slot, and any slot will do."""
 
-The index maps keys to slots and counts who uses them; it touches no bytes. A slot is always in one
-of four places, and moves between them so::
+from collections.abc import Collection, Sequence, Set
 
-    free      nobody's                             reserve -> filling
-    filling   under a key, held by its writer      commit, settle -> ready, or free if it failed
-                                                   drop -> orphaned
-    ready     under a key, held by readers         evict, drop -> free, or orphaned if it is held
-    orphaned  under no key, but still touched      the last release -> free
-
-Each place is a container, and what is not in it cannot leave it. Callers name a key once per call.
-Everything but ``clear`` and ``check`` costs the same however much is stored, and nearly all of it
-is spent in operations on whole sets: at this rate of calls a Python statement per chunk is what a
-chunk costs (decision 0012).
-"""
-
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
-from typing import NamedTuple
-
-from kvtiers.chunks import Key, Lookup
-from kvtiers.errors import Kind, KVTiersError
-from kvtiers.host.policies.base import EvictionPolicy, Staying
-
-# Bound once: looking an enum member up costs as much as looking a key up.
-_HIT, _HIT_PENDING, _MISS = Lookup.HIT, Lookup.HIT_PENDING, Lookup.MISS
-
-_NOWHERE = -1
+from kvtiers.chunks import Key
+from kvtiers.host.chunkindex import ChunkIndex
+from kvtiers.host.parts import HostUse, Reservation
+from kvtiers.host.policies.base import EvictionPolicy
 
 
-class Reservation(NamedTuple):
-    """``keys[i]`` is to be written into ``slots[i]``; the ``evicted`` keys made room for them."""
+class HostIndex(ChunkIndex):
+    """One list of free slots, and one policy that orders all ready chunks."""
 
-    keys: tuple[Key, ...]
-    slots: tuple[int, ...]
-    evicted: tuple[Key, ...]
-
-
-class HostIndex:
-    """Key -> slot, with pins, states and eviction.
-
-    A writer reserves slots, and ends by ``commit`` if it is the accelerator, by ``settle`` if it is
-    a tier. Readers hold slots and release them. A key can be dropped at any time: the slot of one
-    that is held comes free only with its last holder.
-
-    Callers pass keys in prefix order. The policy is told the other way round, so that a prefix
-    loses its end first: without its beginning the rest of it can never be a hit.
-    """
+    policy: EvictionPolicy
+    _free: list[int]
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
+        super().__init__(policy)
         self.num_slots = num_slots
-        self.policy = policy
-        self.ready: dict[Key, int] = {}
-        """Slots of chunks whose bytes are whole. For reading only, by callers in a hurry."""
-        self.filling: dict[Key, int] = {}
-        """Slots that the accelerator writes. For reading only, by callers in a hurry."""
-        self.fetching: dict[Key, int] = {}
-        """Slots that a tier writes. For reading only, by callers in a hurry."""
         self._free = list(range(num_slots - 1, -1, -1))
-        self._held: set[int] = set()
-        """Ready slots that somebody reads."""
-        self._held_again: Counter[int] = Counter()
-        """How many readers more than one those slots have."""
-        self._orphans: Counter[int] = Counter()
-        """Slots under no key, by the number of those that may still touch them."""
-
-    def knows_none(self, keys: Sequence[Key]) -> bool:
-        """Whether each of these is absent: a MISS."""
-        # The views walk ``keys``; ``set(keys).isdisjoint(index)`` would walk the whole index.
-        return (
-            self.ready.keys().isdisjoint(keys)
-            and self.filling.keys().isdisjoint(keys)
-            and (not self.fetching or self.fetching.keys().isdisjoint(keys))
-        )
-
-    def lookup(self, key: Key) -> Lookup:
-        """HIT if the bytes are whole, HIT_PENDING if they are on the way, else MISS."""
-        if key in self.ready:
-            return _HIT
-        return _HIT_PENDING if key in self.filling or key in self.fetching else _MISS
 
     def reserve(
         self, keys: Sequence[Key], protected: Set[Key] = frozenset(), *, fetched: bool = False
     ) -> Reservation:
-        """Give slots to as many of ``keys`` as fit, from the front, and evict what that takes.
-
-        Caller guarantees: the keys are distinct, and absent. Neither held nor ``protected`` keys
-        are evicted. Each slot is held by its writer until ``commit``, or ``settle`` if ``fetched``.
-        Raises ``Kind.BROKEN``, with nothing reserved, if a caller or the policy breaks its word.
-        """
+        """Give slots to as many of ``keys`` as fit, from the front, and evict what that takes."""
         self._refuse_known(keys)
+        evicted: Sequence[Key] = ()
         missing = len(keys) - len(self._free)
-        evicted = self._evict(missing, protected) if missing > 0 else []
+        if missing > 0:
+            if len(self.ready) - len(self._held) - len(protected) < missing:
+                missing = min(missing, self._evictable(protected))
+            if missing > 0:
+                evicted = self._evict(self.policy, missing, protected)
         count = min(len(keys), len(self._free))
         taken = keys[:count]
         slots = self._free[-1 : -count - 1 : -1]
@@ -100,152 +39,16 @@ class HostIndex:
         filling.update(zip(taken, slots, strict=True))
         return Reservation(tuple(taken), tuple(slots), tuple(evicted))
 
-    def commit(self, keys: Sequence[Key], failed: Iterable[Key] = ()) -> list[Key]:
-        """The accelerator wrote these, or did not if ``failed``; returns those that are ready now.
-
-        A key that failed loses its slot. One that was dropped since ``reserve`` is ignored: its
-        slot is the business of whoever dropped it. Caller guarantees: a writer whose key was
-        dropped does not commit it, for it may have been reserved anew.
-        """
-        filling = self.filling
-        before = len(filling)
-        slots = [filling.pop(key, _NOWHERE) for key in keys]
-        written = list(keys)
-        if failed or len(filling) != before - len(written):
-            failed = frozenset(failed)
-            known = [(k, s) for k, s in zip(keys, slots, strict=True) if s != _NOWHERE]
-            self._free.extend(slot for key, slot in reversed(known) if key in failed)
-            written = [key for key, _ in known if key not in failed]
-            slots = [slot for key, slot in known if key not in failed]
-        self._now_ready(written, slots)
-        return written
-
-    def settle(
-        self, keys: Sequence[Key], slots: Sequence[int], failed: Iterable[Key] = ()
-    ) -> list[Key]:
-        """A tier wrote these slots, or did not if ``failed``; returns the keys that are ready now.
-
-        A key that failed loses its slot. One that was dropped since ``reserve`` stays absent (or
-        stays where it was reserved anew), and its old slot comes free.
-        """
-        fetching, failed = self.fetching, frozenset(failed)
-        given = list(zip(keys, slots, strict=True))
-        ours = [(key, slot) for key, slot in given if fetching.get(key) == slot]
-        self.release([slot for key, slot in given if fetching.get(key) != slot])
-        for key, _ in ours:
-            del fetching[key]
-        self._free.extend(slot for key, slot in reversed(ours) if key in failed)
-        whole = [(key, slot) for key, slot in ours if key not in failed]
-        written = [key for key, _ in whole]
-        self._now_ready(written, [slot for _, slot in whole])
-        return written
-
-    def hold(self, keys: Sequence[Key]) -> list[int]:
-        """Pin ready keys, once for each time they are named; returns their slots, in order.
-
-        Raises KeyError, with nothing pinned, if one is not ready.
-        """
-        ready, held = self.ready, self._held
-        slots = [ready[key] for key in keys]
-        fresh = set(slots)
-        if len(fresh) == len(slots) and held.isdisjoint(fresh):
-            held |= fresh
-            return slots
-        for slot in slots:
-            if slot in held:
-                self._held_again[slot] += 1
-            held.add(slot)
-        return slots
-
-    def release(self, slots: Sequence[int]) -> None:
-        """Undo one ``hold`` of each slot; an orphaned slot comes free with its last one.
-
-        Raises ``Kind.BROKEN``, with nothing released, for a slot that is not held that often.
-        """
-        held, again = self._held, self._held_again
-        last = set(slots)
-        if len(last) == len(slots) and last <= held and again.keys().isdisjoint(last):
-            held -= last
-            return
-        self._refuse_unheld(slots)
-        for slot in slots:
-            if slot in self._orphans:
-                if not _one_fewer(self._orphans, slot):
-                    self._free.append(slot)
-            elif slot in again:
-                _one_fewer(again, slot)
-            else:
-                held.remove(slot)
-
-    def drop(self, keys: Sequence[Key]) -> list[Key]:
-        """Take keys out of the index, ready or filling; returns those that were there."""
-        in_ready = [key for key in dict.fromkeys(keys) if key in self.ready]
-        slots = [self.ready.pop(key) for key in in_ready]
-        held = [slot for slot in slots if slot in self._held]
-        self._free.extend(slot for slot in slots if slot not in self._held)
-        for slot in held:
-            self._held.remove(slot)
-            self._orphans[slot] = 1 + self._held_again.pop(slot, 0)
-        if in_ready:
-            self.policy.remove(in_ready)
-        for filling in (self.filling, self.fetching):
-            unfinished = [key for key in dict.fromkeys(keys) if key in filling]
-            self._orphans.update(map(filling.pop, unfinished))
-            in_ready += unfinished
-        return in_ready
-
-    def touch(self, keys: Sequence[Key]) -> None:
-        """These keys were used; unknown ones are ignored."""
-        self.policy.touch(keys[::-1])
-
-    def clear(self) -> list[Key]:
-        """Drop everything, and the policy's history; returns what was there."""
-        dropped = self.drop([*self.ready, *self.filling, *self.fetching])
-        self.policy.clear()
-        return dropped
+    def weigh(self, slots: Collection[int]) -> int:
+        """How many they are."""
+        return len(slots)
 
     @property
-    def free(self) -> int:
-        """Slots that are nobody's."""
-        return len(self._free)
-
-    @property
-    def resident(self) -> int:
-        """Chunks whose bytes are whole."""
-        return len(self.ready)
-
-    @property
-    def filling_count(self) -> int:
-        """Chunks being written."""
-        return len(self.filling) + len(self.fetching)
-
-    @property
-    def held(self) -> int:
-        """Slots that somebody, reader or writer, may touch."""
-        return self.filling_count + len(self._held) + len(self._orphans)
-
-    @property
-    def orphaned(self) -> int:
-        """Slots under no key that somebody may still touch."""
-        return len(self._orphans)
-
-    def hold_counts(self) -> dict[int, int]:
-        """How often each held slot is held, its writer included. Costs O(held slots)."""
-        counts = Counter([*self.filling.values(), *self.fetching.values(), *self._held])
-        return dict(counts + self._held_again + self._orphans)
-
-    def check(self) -> None:
-        """Raise AssertionError naming the broken invariant, if any. Costs O(slots)."""
-        for what, is_whole in self._invariants().items():
-            if not is_whole:
-                raise AssertionError(f"{self!r}: {what}")
-        self.policy.check()
-
-    def __repr__(self) -> str:
-        return (
-            f"<HostIndex {self.num_slots} slots: {self.free} free, {self.resident} ready, "
-            f"{self.filling_count} filling, {self.orphaned} orphaned; {self.held} held>"
-        )
+    def use(self) -> HostUse:
+        """What the slots are doing now."""
+        filling, orphaned = self.filling_count, self.orphaned
+        pinned = self.held - filling - orphaned
+        return HostUse(self.num_slots, self.resident, filling, pinned, orphaned)
 
     def _evictable(self, protected: Set[Key]) -> int:
         ready, held = self.ready, self._held
@@ -253,88 +56,5 @@ class HostIndex:
         kept = len(there) - sum(ready[key] in held for key in there) if held else len(there)
         return len(ready) - len(held) - kept
 
-    def _refuse_known(self, keys: Sequence[Key]) -> None:
-        if len(set(keys)) < len(keys) or not self.knows_none(keys):
-            raise _bug("a chunk was to be reserved twice", "reserve")
-
-    def _refuse_unheld(self, slots: Sequence[int]) -> None:
-        for slot, times in Counter(slots).items():
-            readers = 1 + self._held_again[slot] if slot in self._held else self._orphans[slot]
-            if readers < times:
-                raise _bug(f"slot {slot} was to be released more often than held", "release")
-
-    def _now_ready(self, keys: list[Key], slots: list[int]) -> None:
-        self.ready.update(zip(keys, slots, strict=True))
-        if keys:
-            self.policy.insert(keys[::-1])
-
-    def _evict(self, missing: int, protected: Set[Key]) -> Sequence[Key]:
-        ready, held = self.ready, self._held
-        if len(ready) - len(held) - len(protected) < missing:
-            missing = min(missing, self._evictable(protected))
-        if missing <= 0:
-            return []
-
-        def staying(keys: Sequence[Key]) -> Collection[Key]:
-            slots = [ready[key] for key in keys]
-            if held.isdisjoint(slots) and protected.isdisjoint(keys):
-                return ()
-            used = {key for key, slot in zip(keys, slots, strict=True) if slot in held}
-            return used.union(key for key in keys if key in protected)
-
-        victims = self._victims(missing, staying)
-        before = len(ready)
-        slots = [ready.pop(key, _NOWHERE) for key in victims]
-        all_there = len(ready) == before - len(victims)
-        if not (all_there and held.isdisjoint(slots) and protected.isdisjoint(victims)):
-            ready.update(p for p in zip(victims, slots, strict=True) if p[1] != _NOWHERE)
-            raise self._broken_policy("chose a chunk that is in use, absent or chosen twice")
-        # The last key given comes off the free list first: keys evicted from the end of a prefix
-        # leave a run of slots that the next prefix fills in ascending order.
-        self._free.extend(slots)
-        return victims
-
-    def _victims(self, count: int, staying: Staying) -> list[Key]:
-        try:
-            victims = list(self.policy.evict(count, staying))
-            set(victims)  # they are to be looked up: a key can be hashed
-        except Exception as e:
-            raise self._broken_policy(f"failed ({type(e).__name__}: {e})") from e
-        return victims
-
-    def _broken_policy(self, what: str) -> KVTiersError:
-        return KVTiersError(
-            f"eviction policy {type(self.policy).__name__} {what}: correct it, "
-            'or set eviction_policy to "lru"',
-            kind=Kind.BROKEN,
-            operation="evict",
-        )
-
-    def _invariants(self) -> dict[str, bool]:
-        ready, filling = self.ready.values(), [*self.filling.values(), *self.fetching.values()]
-        keys = [*self.ready, *self.filling, *self.fetching]
-        owned = [*self._free, *ready, *filling, *self._orphans]
-        counts = [*self._held_again.values(), *self._orphans.values()]
-        return {
-            "a slot has no owner, or two": sorted(owned) == list(range(self.num_slots)),
-            "a key has two slots": len(set(keys)) == len(keys),
-            "a slot is read that is not ready": self._held <= set(ready),
-            "a slot is held again that is not held": self._held_again.keys() <= self._held,
-            "a slot is counted that nobody holds": all(count > 0 for count in counts),
-            "the policy and the index differ on what is ready": len(self.policy) == len(ready),
-        }
-
-
-def _one_fewer(counts: Counter[int], slot: int) -> bool:
-    """Count ``slot`` down; whether anything is left of it."""
-    counts[slot] -= 1
-    if counts[slot]:
-        return True
-    del counts[slot]
-    return False
-
-
-def _bug(what: str, operation: str) -> KVTiersError:
-    return KVTiersError(
-        f"{what}: this is a bug in kvtiers, please report it", kind=Kind.BROKEN, operation=operation
-    )
+    def _all_slots(self) -> list[int]:
+        return list(range(self.num_slots))

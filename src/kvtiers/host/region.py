@@ -37,6 +37,8 @@ __all__ = ["DIRECTORY", "HEADER_BYTES", "Region", "check_capacity", "sweep"]
 class Region:
     """A mapped region of ``num_slots`` slots of ``slot_bytes`` bytes: see ``attach`` and ``open``.
 
+    Where chunks are of unequal size a slot is a granule: a chunk takes several in a row, which lie
+    in one slab of ``slab_slots``. Else a slab is a slot.
     Any number of processes may map it; who writes where is for the index to say. After ``close``
     it only raises ``Kind.CLOSED``.
     """
@@ -60,6 +62,8 @@ class Region:
         num_slots: int,
         slot_bytes: int,
         directory: str = DIRECTORY,
+        *,
+        slab_slots: int = 1,
     ) -> Self:
         """Create region ``name`` or join it; all its memory is allocated on return.
 
@@ -67,7 +71,7 @@ class Region:
         must agree. Raises ConfigError if they do not, or if there is not enough memory.
         """
         path = region_path(name, directory)
-        header = Header(num_slots, slot_bytes, json.loads(json.dumps(dict(record))))
+        header = Header(num_slots, slot_bytes, json.loads(json.dumps(dict(record))), slab_slots)
         fd = join_or_create(path, header)
         with closing_on_error(fd):
             _refuse_difference(path, there=read_header(fd, path), here=header)
@@ -99,6 +103,11 @@ class Region:
         return self._header.slot_bytes
 
     @property
+    def slab_slots(self) -> int:
+        """Slots of one slab."""
+        return self._header.slab_slots
+
+    @property
     def record(self) -> Mapping[str, Any]:
         """What the ranks agreed on."""
         return self._header.record
@@ -120,9 +129,10 @@ class Region:
         return self._toucher
 
     def view(self, slot: int, nbytes: int, writable: bool) -> memoryview:
-        """The first ``nbytes`` bytes of ``slot``, not copied."""
+        """``nbytes`` bytes that begin with ``slot`` and end with its slab, not copied."""
         self._require_open("view")
-        if not (0 <= slot < self.num_slots and 0 <= nbytes <= self.slot_bytes):
+        longest = (self.slab_slots - slot % self.slab_slots) * self.slot_bytes
+        if not (0 <= slot < self.num_slots and 0 <= nbytes <= longest):
             raise KVTiersError(
                 f"{nbytes} bytes of slot {slot} are not in {self!r}: this is a bug in kvtiers, "
                 "please report it",
@@ -183,7 +193,9 @@ class Region:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "mapped"
-        return f"<Region {self.path}: {self.num_slots} slots of {self.slot_bytes} bytes, {state}>"
+        slabs = f" in slabs of {self.slab_slots}" if self.slab_slots > 1 else ""
+        slots = f"{self.num_slots} slots of {self.slot_bytes} bytes{slabs}"
+        return f"<Region {self.path}: {slots}, {state}>"
 
     def _require_open(self, operation: str) -> None:
         if self._closed:
@@ -207,7 +219,7 @@ def _refuse_difference(path: str, there: Header, here: Header) -> None:
 
 def check_capacity(
     capacity_bytes: int,
-    slot_bytes: int,
+    slab_bytes: int,
     directory: str = DIRECTORY,
     *,
     name: str | None = None,
@@ -215,20 +227,19 @@ def check_capacity(
     memory: Callable[[], int] = available_memory,
     limits: Callable[[], Sequence[Limit]] = container_limits,
 ) -> int:
-    """How many slots ``capacity_bytes`` buys. Raises ConfigError if none, or if they do not fit.
-
+    """How many slabs ``capacity_bytes`` buys. Raises ConfigError if none, or if they do not fit.
     It has to fit ``directory``, the machine and the limits of its containers; the refusal names
     the one that is least. What region ``name`` has allocated counts as available, so that each rank
     may ask although another one has attached.
     """
-    num_slots = capacity_bytes // slot_bytes
-    if num_slots < 1:
+    num_slabs = capacity_bytes // slab_bytes
+    if num_slabs < 1:
         raise ConfigError(
             f"cpu_bytes_to_use is {capacity_bytes} bytes, less than one chunk: give it at least "
-            f"{slot_bytes} bytes",
+            f"{slab_bytes} bytes",
             key="cpu_bytes_to_use",
         )
-    needed = HEADER_BYTES + num_slots * slot_bytes
+    needed = HEADER_BYTES + num_slabs * slab_bytes
     in_directory, in_memory, in_groups = space(directory), memory(), limits()
     # Asked last, so that an allocation that goes on meanwhile never counts against us.
     ours = _allocated(region_path(name, directory)) if name is not None else 0
@@ -248,7 +259,7 @@ def check_capacity(
                 "that limit",
                 key="cpu_bytes_to_use",
             )
-    return num_slots
+    return num_slabs
 
 
 def _allocated(path: str) -> int:

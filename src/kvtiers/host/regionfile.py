@@ -30,7 +30,7 @@ from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
 
 DIRECTORY = "/dev/shm"
 HEADER_BYTES = 64 * 1024
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _MAGIC = b"KVTREGN\0"
 _PREFIX = struct.Struct("<8sII")
@@ -48,6 +48,8 @@ class Header:
     num_slots: int
     slot_bytes: int
     record: Mapping[str, Any]
+    slab_slots: int = 1
+    """A chunk may take several slots in a row, of as many at most."""
 
     @property
     def file_bytes(self) -> int:
@@ -56,10 +58,13 @@ class Header:
 
     def encode(self) -> bytes:
         """The header as it stands in the file. Raises KVTiersError if it cannot stand there."""
-        if self.num_slots < 1 or self.slot_bytes < 1 or self.slot_bytes % PAGE_BYTES:
+        slots = (
+            self.num_slots if self.slab_slots > 0 and not self.num_slots % self.slab_slots else 0
+        )
+        if slots < 1 or self.slot_bytes < 1 or self.slot_bytes % PAGE_BYTES:
             raise KVTiersError(
-                f"{self.num_slots} slots of {self.slot_bytes} bytes cannot be a region: this is a "
-                "bug in kvtiers, please report it",
+                f"{self.num_slots} slots of {self.slot_bytes} bytes, {self.slab_slots} to a slab, "
+                "cannot be a region: this is a bug in kvtiers, please report it",
                 kind=Kind.BROKEN,
                 operation="attach",
             )
@@ -73,8 +78,12 @@ class Header:
 
     def fields(self) -> dict[str, Any]:
         """The header as JSON values."""
-        sizes = {"num_slots": self.num_slots, "slot_bytes": self.slot_bytes}
-        return {**sizes, "record": dict(self.record)}
+        return {
+            "num_slots": self.num_slots,
+            "slot_bytes": self.slot_bytes,
+            "slab_slots": self.slab_slots,
+            "record": dict(self.record),
+        }
 
 
 def region_path(name: str, directory: str = DIRECTORY) -> str:

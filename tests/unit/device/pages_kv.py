@@ -172,7 +172,7 @@ class Rank:
         written = np.zeros(len(chunk), int)
         for layer, page in enumerate(self.geometry.groups[0].pages):
             for sub, block in enumerate(blocks):
-                if store and not page.writes(self.geometry.place(slot, sub)):
+                if store and not page.writes(self.geometry.place(0, slot, sub)):
                     continue
                 start = self.geometry.page_start(0, layer, sub)
                 device = self.views[page.tensor][block]

@@ -1,14 +1,19 @@
 """What holds for every copier: the bytes, and nothing but the bytes."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtiers.chunks import PAGE_BYTES
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.cuda_copier import CudaCopier
+from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, GroupGeometry
 from kvtiers.device.streams import HostDevice
-from tests.unit.device.device_kv import copy_now, paddings_of, pages_of, tensors_of
+from tests.unit.device.device_kv import Model, copy_now, paddings_of, pages_of, tensors_of
 from tests.unit.device.device_plans import (
     BLOCKS,
     OLD,
@@ -72,3 +77,43 @@ def test_all_ranks_together_store_the_bytes_of_tp_1_and_zeros_and_load_them_back
         wanted[:, given_blocks] = pages[:, given_blocks]
         assert (pages_of(tensors) == wanted).all()
         assert (paddings_of(tensors) == 0x55).all()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("one_size", [True, False])
+def test_chunks_of_unequal_size_lie_side_by_side_and_leave_each_other_alone(make, one_size):
+    model = Model("hnd", heads=8, layers=3, blocks_per_chunk=2)
+    page = model.page_map(0, 1, 0)
+    per_chunk = -(-2 * PAGE_BYTES // page.canonical_bytes)
+    groups = (
+        GroupGeometry(0, 16, tuple(replace(page, tensor=t) for t in range(3))),
+        GroupGeometry(1, 16, (replace(page, tensor=1),)),
+    )
+    geometry = Geometry(groups, per_chunk, one_size=one_size)
+    wide, narrow = geometry.span(0), geometry.span(1)
+    assert (wide > narrow) is not one_size
+    slots = [wide, 2 * wide, 3 * wide, 3 * wide + narrow, 3 * wide + 3 * narrow]
+    plan = CopyPlan(
+        tuple(
+            ChunkCopy(min(n // 2, 1), slot, tuple((s, n * per_chunk + s) for s in range(per_chunk)))
+            for n, slot in enumerate(slots)
+        )
+    )
+    pages = model.pages(model.logical(len(slots) * per_chunk), 1, 0)
+    region = bytearray([OLD]) * (8 * wide * geometry.granule_bytes)
+    assert copy_now(tensors_of(pages), region, geometry, Direction.STORE, plan, make).ok
+
+    expected = bytearray([OLD]) * len(region)
+    for chunk in plan.chunks:
+        layers = [m.tensor for m in groups[chunk.group].pages]
+        blocks = [block for _, block in chunk.blocks]
+        whole = b"".join(pages[layer, blocks].tobytes() for layer in layers)
+        size, start = geometry.chunk_bytes(chunk.group), geometry.slot_start(chunk.slot)
+        expected[start : start + size] = whole.ljust(size, b"\0")
+    assert region == expected
+
+    fresh = tensors_of(np.full_like(pages, 7))
+    assert copy_now(fresh, region, geometry, Direction.LOAD, plan, make).ok
+    assert (pages_of(fresh)[1] == pages[1]).all(), "both groups keep blocks in this tensor"
+    assert (pages_of(fresh)[0, : 2 * per_chunk] == pages[0, : 2 * per_chunk]).all()
+    assert (pages_of(fresh)[0, 2 * per_chunk :] == 7).all()

@@ -1,4 +1,5 @@
 import mmap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ def buffer():
         groups([(0, 64), (1, 64)], [(0, 64), (1, 64)], [(0, 64)]),
         groups([(0, 64), (1, 32)], [(0, 64)]),
         groups([(0, 64), (1, 32)], [(0, 48)], blocks_per_chunk=1),
+        replace(groups([(0, 4096), (1, 4096)], [(0, 4096)]), one_size=True),
     ],
 )
 def test_groups_that_cover_the_tensors_in_order_suit_vllm(geometry):
@@ -54,6 +56,7 @@ def test_groups_that_cover_the_tensors_in_order_suit_vllm(geometry):
         (groups([(0, 64), (1, 64)], [(0, 48), (1, 64)]), "layer 0 of KV-cache group 1"),
         (groups([(0, 64)], [(0, 48)]), "layer 0 of KV-cache group 1"),
         (groups([(0, 64), (2, 64)]), "tensor 1 holds no layer"),
+        (groups([(0, 4096), (1, 4096)], [(0, 4096)]), "chunks are of several sizes"),
     ],
 )
 def test_other_packings_are_refused_in_plain_words(buffer, geometry, reason):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def touched(geometry: Geometry, chunk: ChunkCopy) -> list[tuple[int, int]]:
     spans = [span for run in unwritten(geometry, chunk) for span in run.page_spans()]
     for layer, page in enumerate(geometry.groups[chunk.group].pages):
         for sub, _ in chunk.blocks:
-            if page.writes(geometry.place(chunk.slot, sub)):
+            if page.writes(geometry.place(chunk.group, chunk.slot, sub)):
                 start = geometry.page_start(chunk.group, layer, sub)
                 spans += [(start + a, start + b) for run in page.runs for a, b in run.page_spans()]
     return spans
@@ -151,6 +152,48 @@ def test_layout_rounds_chunks_to_pages_and_slots_to_the_largest_chunk():
     )
     assert geometry.slot_bytes == geometry.layout().slot_bytes == 5 * PAGE_BYTES
     assert not geometry.portable(0)
+
+
+def test_slots_of_unequal_chunks_are_counted_in_what_divides_all_of_them():
+    geometry = two_groups()
+    assert geometry.granule_bytes == PAGE_BYTES
+    assert [geometry.span(group) for group in (0, 1)] == [3, 5]
+    whole = replace(geometry, one_size=True)
+    assert whole.granule_bytes == whole.slot_bytes == 5 * PAGE_BYTES
+    assert [whole.span(group) for group in (0, 1)] == [1, 1]
+    assert whole.layout() == geometry.layout()
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("group", [0, 1])
+def test_ranks_share_the_writing_of_replicated_chunks_of_every_size(tp, group):
+    model = Model("mla", heads=1, layers=1, blocks_per_chunk=40)
+
+    def geometry(rank):
+        page = model.page_map(0, tp, rank)
+        groups = (GroupGeometry(0, 16, (page,)), GroupGeometry(1, 16, (page,) * 3))
+        return Geometry(groups, model.blocks_per_chunk, rank)
+
+    ranks = [geometry(rank) for rank in range(tp)]
+    span = ranks[0].span(group)
+    assert ranks[0].span(0) < ranks[0].span(1)
+    chunk = ChunkCopy(group, 5 * span, tuple((n, n) for n in range(model.blocks_per_chunk)))
+    written = np.zeros(ranks[0].chunk_bytes(group), dtype=int)
+    for rank in ranks:
+        spans = touched(rank, chunk)
+        assert sum(stop - start for start, stop in spans) > 0.9 * len(written) / tp
+        for start, stop in spans:
+            written[start:stop] += 1
+    assert (written == 1).all()
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_writers_take_turns_between_neighbours_of_every_size(group):
+    geometry = two_groups(blocks_per_chunk=1)
+    span = geometry.span(group)
+    first = 4 * span
+    places = [geometry.place(group, first + n * span, 0) for n in range(4)]
+    assert places == list(range(places[0], places[0] + 4))
 
 
 def test_one_uncertified_layer_makes_its_group_not_portable():

@@ -24,8 +24,10 @@ def attach(tmp_path):
     """Attach in this process; closed at the end."""
     regions = []
 
-    def run(name="a", record=RECORD, num_slots=3, slot_bytes=SLOT):
-        regions.append(Region.attach(name, record, num_slots, slot_bytes, str(tmp_path)))
+    def run(name="a", record=RECORD, num_slots=3, slot_bytes=SLOT, slab_slots=1):
+        regions.append(
+            Region.attach(name, record, num_slots, slot_bytes, str(tmp_path), slab_slots=slab_slots)
+        )
         return regions[-1]
 
     yield run

@@ -2,7 +2,8 @@ import pytest
 
 from kvtiers.chunks import Lookup, make_key
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.host.index import HostIndex, Reservation
+from kvtiers.host.index import HostIndex
+from kvtiers.host.parts import Reservation
 from kvtiers.host.policies import LRUPolicy, load_policy
 
 KEYS = [make_key(bytes([i]) * 32, 0) for i in range(20)]

@@ -66,6 +66,17 @@ def test_open_finds_what_the_workers_made(attach, tmp_path):
         scheduler.check()
 
 
+def test_a_chunk_of_several_slots_stays_within_its_slab(attach):
+    region = attach(num_slots=8, slab_slots=4)
+    assert repr(region).endswith("8 slots of 8192 bytes in slabs of 4, mapped>")
+    region.view(5, 3 * SLOT, True)[:] = b"x" * (3 * SLOT)
+    assert bytes(region.buffer[5 * SLOT :]) == b"x" * (3 * SLOT)
+    assert set(region.buffer[: 5 * SLOT]) == {0}
+    for slot, slots in ((5, 4), (3, 2), (7, 2), (8, 1), (-1, 1)):
+        with pytest.raises(KVTiersError, match="are not in <Region"):
+            region.view(slot, slots * SLOT, True)
+
+
 def test_open_without_workers_says_where_they_might_be(tmp_path):
     with pytest.raises(ConfigError, match=r"another host\?.*run them where the scheduler runs"):
         Region.open("a", str(tmp_path))

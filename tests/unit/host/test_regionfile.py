@@ -25,6 +25,7 @@ from tests.unit.host.region_kit import RECORD, SLOT, files
     ("change", "field"),
     [
         ({"num_slots": 4}, "num_slots (3 there, 4 here)"),
+        ({"slab_slots": 3}, "slab_slots (1 there, 3 here)"),
         ({"slot_bytes": 4096}, "slot_bytes (8192 there, 4096 here)"),
         ({"record": {**RECORD, "layers": 3}}, "layers (2 there, 3 here)"),
         ({"record": {"layers": 2, "groups": [[0, 128]]}}, "dtype (bfloat16 there, None here)"),
@@ -50,10 +51,13 @@ def test_a_record_larger_than_the_header_is_refused(attach, tmp_path):
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize(("num_slots", "slot_bytes"), [(0, SLOT), (1, 0), (1, 4097)])
-def test_sizes_that_make_no_region_are_refused(attach, num_slots, slot_bytes):
+@pytest.mark.parametrize(
+    ("num_slots", "slot_bytes", "slab_slots"),
+    [(0, SLOT, 1), (1, 0, 1), (1, 4097, 1), (5, SLOT, 2), (4, SLOT, 0)],
+)
+def test_sizes_that_make_no_region_are_refused(attach, num_slots, slot_bytes, slab_slots):
     with pytest.raises(KVTiersError) as caught:
-        attach(num_slots=num_slots, slot_bytes=slot_bytes)
+        attach(num_slots=num_slots, slot_bytes=slot_bytes, slab_slots=slab_slots)
     assert caught.value.kind is Kind.BROKEN
 
 
@@ -76,7 +80,7 @@ def damaged(start):
     ("change", "words"),
     [
         (lambda start: b"\0" * len(start), "not a kvtiers region"),
-        (lambda start: start[:8] + b"\x02" + start[9:], "has format 2, this kvtiers knows 1"),
+        (lambda start: start[:8] + b"\x01" + start[9:], "has format 1, this kvtiers knows 2"),
         (damaged, "damaged header"),
     ],
 )

@@ -19,6 +19,8 @@ from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, coale
 from kvtiers.engines.vllm.facts import EngineFacts
 from kvtiers.engines.vllm.pages import Layer, kind_of, own_pages, unpadded_bytes, why_per_block
 from kvtiers.errors import ConfigError
+from kvtiers.host.region import Region
+from kvtiers.host.slabs import num_tokens
 
 
 def by_layer(kv_caches: CanonicalKVCaches, facts: EngineFacts | None) -> CanonicalKVCaches:
@@ -225,7 +227,17 @@ def check_world(record: RegionRecord, world_size: int) -> None:
         )
 
 
-def tokens_of(layout: ChunkLayout, num_slots: int) -> int:
-    """How many tokens fit: every group that keeps all of its chunks needs one slot per chunk."""
-    whole = [g for g in layout.groups if g.keeps_every_chunk] or list(layout.groups)
-    return min(num_slots // len(whole) * g.tokens_per_chunk for g in whole)
+def tokens_of(layout: ChunkLayout, region: Region) -> int:
+    """How many tokens fit: each takes its part of a chunk of every group that keeps all of them."""
+    num_slabs = region.num_slots // region.slab_slots
+    return num_tokens(layout, num_slabs, region.slab_slots, region.slot_bytes)
+
+
+def described(layout: ChunkLayout, region: Region) -> str:
+    """How many chunks ``region`` has room for, and of which sizes."""
+    if region.slab_slots == 1:
+        return f"{region.num_slots} chunks of at most {region.slot_bytes} bytes"
+    sizes = sorted({g.chunk_bytes for g in layout.groups})
+    num_slabs, size = region.num_slots // region.slab_slots, region.slab_slots * region.slot_bytes
+    named = f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
+    return f"chunks of {named} bytes in {num_slabs} slabs of {size} bytes"

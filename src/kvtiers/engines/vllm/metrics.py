@@ -19,8 +19,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
-from kvtiers.core.manager import HostUse
 from kvtiers.events import Hop, Reason
+from kvtiers.host.parts import HostUse
 from kvtiers.metrics import Labels, Metrics
 
 _CPU = "vllm:kv_offload_cpu_"
@@ -271,7 +271,8 @@ class StatsExporter:
         for tier in self._tiers:
             promoting = self._metrics.active.get((Hop.PROMOTE, tier), _NO_JOBS)
             cascading = self._metrics.active.get((Hop.CASCADE, tier), _NO_JOBS)
-            values += (promoting[1] / slots, cascading[1] / slots, promoting[0], cascading[0])
+            filled, read = (n * use.per_chunk / slots for n in (promoting[1], cascading[1]))
+            values += (filled, read, promoting[0], cascading[0])
         return values
 
     def __repr__(self) -> str:

@@ -48,6 +48,7 @@ from kvtiers.engines.vllm.worker import CopyWorker, ReportingWorker
 from kvtiers.errors import ConfigError
 from kvtiers.events import tier_label
 from kvtiers.host.region import Region, check_capacity, sweep
+from kvtiers.host.slabs import SizeClasses, slab_bytes_for
 from kvtiers.tiers.base import SecondaryTierManager
 from kvtiers.wiring import wire
 
@@ -120,7 +121,10 @@ class KVTiersSpec(OffloadingSpec):
         device = str(kv_caches.tensors[0].tensor.device.type)
         if self.facts is None:
             refuse_without_facts(settings, device)
-        geometry = layouts.geometry_of(kv_caches, self.config, self.facts, vllms_bytes=True)
+        geometry = replace(  # vLLM's worker keeps all chunks one stride apart
+            layouts.geometry_of(kv_caches, self.config, self.facts, vllms_bytes=True),
+            one_size=True,
+        )
         ours = "it is the CPU" if device == "cpu" else unfit_for_vllm(kv_caches, geometry)
         if ours is not None:  # then our copier moves the bytes, and our geometry says more of them
             kv_caches = layouts.by_layer(kv_caches, self.facts)
@@ -131,22 +135,29 @@ class KVTiersSpec(OffloadingSpec):
                 logger.info("%s", line)
         for path in sweep(directory):
             logger.info("removed %s, left behind by an engine that died", path)
-        num_slots = check_capacity(
-            settings.cpu_bytes_to_use, geometry.slot_bytes, directory, name=self.region_name
-        )
-        region = Region.attach(
-            self.region_name,
-            layouts.record_of(geometry, self.config, self._byte_formats(device)).to_json(),
-            num_slots,
-            geometry.slot_bytes,
-            directory,
-        )
+        region = self._attach(geometry, self._byte_formats(device))
         try:
             return self._copying(kv_caches, geometry, region, ours)
         except BaseException:
             region.unlink()
             region.close()
             raise
+
+    def _attach(self, geometry: Geometry, byte_formats: Sequence[str]) -> Region:
+        capacity, directory = self.settings.cpu_bytes_to_use, self.settings.region_directory
+        granule = geometry.granule_bytes
+        classes = SizeClasses.of(geometry.layout(), granule)
+        slab_bytes = slab_bytes_for(capacity, classes, granule)
+        num_slabs = check_capacity(capacity, slab_bytes, directory, name=self.region_name)
+        slab_slots = slab_bytes // granule
+        return Region.attach(
+            self.region_name,
+            layouts.record_of(geometry, self.config, byte_formats).to_json(),
+            num_slabs * slab_slots,
+            granule,
+            directory,
+            slab_slots=slab_slots,
+        )
 
     def _byte_formats(self, device: str) -> list[str]:
         if self.facts is None:
@@ -234,12 +245,10 @@ class KVTiersSpec(OffloadingSpec):
         alone = self.facts is None
         bound = alone or not record.portable
         logger.info(
-            "kvtiers: host memory for %d chunks of at most %d bytes = %s%d tokens; tiers: %s; "
-            "namespace %s (%s)",
-            region.num_slots,
-            region.slot_bytes,
+            "kvtiers: host memory for %s = %s%d tokens; tiers: %s; namespace %s (%s)",
+            layouts.described(record.layout, region),
             "at least " if alone and len(record.layout.groups) > 1 else "",
-            layouts.tokens_of(record.layout, region.num_slots),
+            layouts.tokens_of(record.layout, region),
             ", ".join(t.label for t in core.tiers) or "none",
             namespace.id,
             "bound to this topology" if bound else "portable",

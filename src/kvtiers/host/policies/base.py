@@ -13,7 +13,8 @@ class EvictionPolicy(Protocol):
     """Decides which resident chunk leaves host memory first.
 
     A policy holds no bytes, slots or pins and does no I/O. All calls come from one thread. It is
-    built as ``Policy(capacity=<number of slots>)``.
+    built as ``Policy(capacity=<number of slots>)``, for each size of chunk one: then ``capacity``
+    is the most that this size may come to have.
     """
 
     def insert(self, keys: Sequence[Key]) -> None:

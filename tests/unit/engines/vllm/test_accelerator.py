@@ -37,7 +37,8 @@ def model(*groups: list[int], mapping: CanonicalPageMapping | None = WHOLE):
     refs = [[CanonicalKVCacheRef(n, PAGE, mapping) for n in group] for group in groups]
     caches = CanonicalKVCaches([CanonicalKVCacheTensor(t, PAGE) for t in tensors], refs)
     pages = [tuple(opaque_page(n, PAGE, 1, 0) for n in group) for group in groups]
-    return caches, Geometry(tuple(GroupGeometry(i, 16, p) for i, p in enumerate(pages)), 1)
+    groups_of = tuple(GroupGeometry(i, 16, p) for i, p in enumerate(pages))
+    return caches, Geometry(groups_of, 1, one_size=True)
 
 
 UNFIT = [

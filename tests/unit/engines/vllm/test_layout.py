@@ -1,11 +1,18 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 
 from kvtiers.chunks import ChunkLayout, GroupLayout
 from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, opaque_page
-from kvtiers.engines.vllm.layout import RegionRecord, check_world, record_of, tokens_of
+from kvtiers.engines.vllm.layout import (
+    RegionRecord,
+    check_world,
+    described,
+    record_of,
+    tokens_of,
+)
 from kvtiers.errors import ConfigError
 
 PAGE = 4096
@@ -52,6 +59,20 @@ def test_workers_that_the_scheduler_does_not_know_of_are_refused(record) -> None
 
 def test_windows_do_not_count_for_the_tokens_that_fit() -> None:
     full, window = GroupLayout(0, PAGE, 16), GroupLayout(1, PAGE, 16, keeps_every_chunk=False)
-    assert tokens_of(ChunkLayout((full, window)), 100) == 1600
-    assert tokens_of(ChunkLayout((full, full)), 100) == 800
-    assert tokens_of(ChunkLayout((window,)), 100) == 1600
+    cut = SimpleNamespace(num_slots=100, slot_bytes=PAGE, slab_slots=1)
+    assert tokens_of(ChunkLayout((full, window)), cut) == 1600
+    assert tokens_of(ChunkLayout((full, full)), cut) == 800
+    assert tokens_of(ChunkLayout((window,)), cut) == 1600
+    assert described(ChunkLayout((full, window)), cut) == f"100 chunks of at most {PAGE} bytes"
+
+
+def test_memory_for_chunks_of_several_sizes_is_described_by_its_slabs():
+    layout = ChunkLayout(
+        (GroupLayout(0, 2 * PAGE, 16), GroupLayout(1, PAGE, 16), GroupLayout(2, 3 * PAGE, 16))
+    )
+    cut = SimpleNamespace(num_slots=60, slot_bytes=PAGE, slab_slots=6)
+    assert (
+        described(layout, cut) == "chunks of 4096, 8192 and 12288 bytes in 10 slabs of 24576 bytes"
+    )
+    # 16 tokens take 1/3, 1/6 and 1/2 of a slab.
+    assert tokens_of(layout, cut) == 10 * 16

@@ -1,6 +1,5 @@
 from typing import Any
 
-from kvtiers.core.manager import HostUse
 from kvtiers.engines.vllm.metrics import (
     ALL_GAUGES_INTERVAL_S,
     GAUGE_INTERVAL_S,
@@ -17,6 +16,7 @@ from kvtiers.events import (
     TransferStarted,
     WarmedUp,
 )
+from kvtiers.host.parts import HostUse
 from kvtiers.metrics import Metrics
 
 REST = HostUse(slots=10, resident=4, filling=0, pinned=0, orphaned=0)
@@ -45,6 +45,14 @@ def test_a_gauge_is_sent_when_it_moves() -> None:
     }  # fmt: skip
     assert sent(exporter, REST, 0.0) == {}
     assert sent(exporter, REST._replace(resident=5), 0.0) == {BYTES: {("resident",): 500}}
+
+
+def test_chunks_in_flight_take_their_average_part_of_host_memory() -> None:
+    metrics = Metrics()
+    exporter = StatsExporter(metrics, ["1:fs"], 100)
+    metrics(TransferStarted(Hop.CASCADE, "1:fs", 2))
+    read = sent(exporter, BUSY._replace(per_chunk=1.5), 0.0)
+    assert read["vllm:kv_offload_tiering_primary_read_usage_perc"] == {("1:fs",): 0.3}
 
 
 def test_all_gauges_are_sent_now_and_then() -> None:
