@@ -242,22 +242,6 @@ def test_reset_with_the_connector_forgets_host_memory_but_not_disk(engine, promp
         settle(e)
 
 
-def test_under_multi_connector(engine, prompt):
-    config = {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [offload()]},
-    }
-    with engine(kv_transfer_config=config) as e:
-        e.ask(prompt(TOKENS))
-        (expected,) = e.ask(prompt(TOKENS))
-        scheduler = scheduler_of(e)
-        e.steps(lambda: not scheduler.connector.has_pending_push_work())
-        e.forget_device()
-        assert e.ask(prompt(TOKENS)) == [expected]
-        assert e.cached == [CACHED]
-
-
 def test_the_spec_alone_under_vllms_own_connector(engine, prompt, tmp_path):
     extra = {"spec_name": "KVTiersSpec", "spec_module_path": "kvtiers.engines.vllm"}
     config = offload(secondary_tiers=[disk(tmp_path)], model_digest="tiny", **extra)

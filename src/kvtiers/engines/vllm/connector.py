@@ -1,7 +1,9 @@
 """The connector that users name: vLLM's offloading connector with our two sides in it."""
 
+from contextlib import suppress
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
@@ -86,6 +88,13 @@ class KVTiersConnector(OffloadingConnector):
         # Dashboards of older vLLM read these; upstream feeds them for its own specs only.
         metrics._observe_deprecated_metrics = True
         return metrics
+
+
+# MultiConnector finds by name whose statistics it was sent; a server ends if it cannot.
+with suppress(ValueError):  # somebody registered it before us
+    KVConnectorFactory.register_connector(
+        KVTiersConnector.__name__, "kvtiers.engines.vllm", KVTiersConnector.__name__
+    )
 
 
 def _check(vllm_config: Any) -> KVTiersConfig:
