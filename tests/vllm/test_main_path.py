@@ -9,7 +9,6 @@ import pytest
 from tests.vllm.offloading import (
     chunks_in,
     disk,
-    files_of,
     manager_of,
     offload,
     scheduler_of,

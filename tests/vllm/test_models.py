@@ -1,12 +1,13 @@
 """Every kind of model that vLLM runs on the CPU: what was stored is what comes back.
 
-The oracle is a device-cache hit of the same length, bit for bit; between tensor-parallel sizes, which
-round differently, tokens in float32. docs/models.md says what is run here and what is not.
+The oracle is a device-cache hit of the same length, bit for bit; between tensor-parallel sizes,
+which round differently, tokens in float32. docs/models.md says what is run here and what is not.
 """
 
 import pytest
 
-from tests.vllm.offloading import disk, files_of, manager_of, offload, settle
+from tests.vllm.offloading import CHUNK_BYTES, disk, files_of, manager_of, offload, settle
+from tests.vllm.serving import serving
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -95,3 +96,22 @@ def test_mla_comes_back_byte_for_byte(engine, prompt, tmp_path):
         loaded = hits(e, [asked], 592)
     with engine("deepseek_v2", kv_transfer_config=config, **options) as e:
         assert hits(e, [asked], 592) == loaded
+
+
+@pytest.mark.timeout(300)
+def test_data_parallel_replicas_share_tiers_and_nothing_else(checkpoint, prompt, tmp_path):
+    """What one replica stored, the other one reads from disk; each has host memory of its own."""
+    root, asked = tmp_path / "root", prompt(1000)
+    config = offload(secondary_tiers=[disk(root)])
+    options = ("--data-parallel-size", "2")
+    with serving(checkpoint("llama"), config, tmp_path / "log", *options) as server:
+        assert len(server.regions) == 2
+        first, cached = server.ask(asked, replica=0)
+        assert cached == 0
+        written = {"engine": "0", "tier": "1:fs"}
+        size = 7 * CHUNK_BYTES["llama"]
+        server.wait_for(size, "vllm:kv_offload_tiering_write_bytes_total", **written)
+        assert server.ask(asked, replica=1) == (first, 896)
+        read = {"engine": "1", "tier": "1:fs"}
+        server.wait_for(size, "vllm:kv_offload_tiering_read_bytes_total", **read)
+        assert len(files_of(root)) == 7

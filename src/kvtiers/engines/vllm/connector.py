@@ -103,7 +103,27 @@ def _check(vllm_config: Any) -> KVTiersConfig:
     check_tiers(settings.secondary_tiers)
     find_policy(settings.eviction_policy, settings.cache_policy_module_path)
     refuse_pipelines(vllm_config.parallel_config.pipeline_parallel_size)
+    refuse_other_hosts(vllm_config.parallel_config)
     return settings
+
+
+def refuse_other_hosts(parallel: Any) -> None:
+    """Raise ConfigError where a worker may run on another host than the scheduler.
+
+    It would find a region of its own there, which nobody fills.
+    """
+    if parallel.nnodes_within_dp > 1:
+        raise ConfigError(
+            f"nnodes is {parallel.nnodes}, but the workers of an engine share host memory, which "
+            "ends at a host; use one host for each engine",
+            key="nnodes",
+        )
+    if parallel.world_size > 1 and str(parallel.distributed_executor_backend) == "ray":
+        raise ConfigError(
+            "distributed_executor_backend is ray, which may place workers on other hosts, but they "
+            "share host memory; use mp",
+            key="distributed_executor_backend",
+        )
 
 
 def _complete(transfer: Any) -> None:
