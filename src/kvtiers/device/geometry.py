@@ -120,6 +120,16 @@ def opaque_page(tensor: int, page_bytes: int, num_ranks: int, rank: int) -> Page
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Layers of a group that no rank of this pipeline stage has: their place in the chunk."""
+
+    before: tuple[int, ...] = ()
+    """Bytes of the canonical page of each layer that comes before this stage's."""
+    after: tuple[int, ...] = ()
+    portable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class GroupGeometry:
     """The layers of one KV-cache group, in order."""
 
@@ -127,6 +137,7 @@ class GroupGeometry:
     tokens_per_chunk: int
     pages: tuple[PageMap, ...]
     keeps_every_chunk: bool = True
+    elsewhere: Elsewhere = Elsewhere()
 
 
 @dataclass(frozen=True)
@@ -141,7 +152,7 @@ class Geometry:
     _starts: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        starts = tuple(_layer_starts(g.pages, self.blocks_per_chunk) for g in self.groups)
+        starts = tuple(_layer_starts(g, self.blocks_per_chunk) for g in self.groups)
         object.__setattr__(self, "_starts", starts)
         object.__setattr__(self, "slot_bytes", max(round_up(s[-1]) for s in starts))
 
@@ -164,7 +175,8 @@ class Geometry:
 
     def portable(self, group: int) -> bool:
         """Whether the chunks of ``group`` are the same under every parallel configuration."""
-        return all(page.portable for page in self.groups[group].pages)
+        here = self.groups[group]
+        return here.elsewhere.portable and all(page.portable for page in here.pages)
 
     def fragments_per_chunk(self, group: int) -> int:
         """Separate pieces this rank copies for a whole chunk: what its copies cost."""
@@ -196,7 +208,11 @@ class Geometry:
                 {
                     "tokens_per_chunk": g.tokens_per_chunk,
                     "portable": self.portable(g.group),
-                    "page_bytes": [page.canonical_bytes for page in g.pages],
+                    "page_bytes": [
+                        *g.elsewhere.before,
+                        *(page.canonical_bytes for page in g.pages),
+                        *g.elsewhere.after,
+                    ],
                 }
                 for g in self.groups
             ],
@@ -219,11 +235,12 @@ class Geometry:
         )
 
 
-def _layer_starts(pages: Sequence[PageMap], blocks_per_chunk: int) -> tuple[int, ...]:
-    """Where each layer starts in a chunk, then where the last one ends."""
-    starts = [0]
-    for page in pages:
+def _layer_starts(group: GroupGeometry, blocks_per_chunk: int) -> tuple[int, ...]:
+    """Where each layer of this stage starts in a chunk, then where the last of all ends."""
+    starts = [sum(group.elsewhere.before) * blocks_per_chunk]
+    for page in group.pages:
         starts.append(starts[-1] + page.canonical_bytes * blocks_per_chunk)
+    starts[-1] += sum(group.elsewhere.after) * blocks_per_chunk
     return tuple(starts)
 
 

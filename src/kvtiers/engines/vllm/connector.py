@@ -102,7 +102,10 @@ def _check(vllm_config: Any) -> KVTiersConfig:
     settings = parse_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
     check_tiers(settings.secondary_tiers)
     find_policy(settings.eviction_policy, settings.cache_policy_module_path)
-    refuse_pipelines(vllm_config.parallel_config.pipeline_parallel_size)
+    device = str(vllm_config.device_config.device_type)
+    if device != "cpu":  # vLLM's copy worker knows a stage's own layers only
+        stages = vllm_config.parallel_config.pipeline_parallel_size
+        refuse_pipelines(stages, f"vLLM's copy worker for {device}")
     refuse_other_hosts(vllm_config.parallel_config)
     return settings
 

@@ -38,8 +38,9 @@ def geometry_of(
 def _page(ref: CanonicalKVCacheRef, config: OffloadingConfig) -> PageMap:
     mapping = ref.mapping
     if mapping is None:
-        parallel = config.parallel
-        return opaque_page(ref.tensor_idx, ref.page_size_bytes, parallel.world_size, parallel.rank)
+        ranks = config.parallel.world_size // config.parallel.pp_size
+        rank = config.parallel.rank % ranks
+        return opaque_page(ref.tensor_idx, ref.page_size_bytes, ranks, rank)
     return PageMap(
         tensor=ref.tensor_idx,
         local_bytes=mapping.local_page_size_bytes,
@@ -74,6 +75,8 @@ class RegionRecord:
     byte_formats: tuple[str, ...]
     """How the engine lays out a page of each group."""
     world_size: int
+    layers: tuple[tuple[str, ...], ...] = ()
+    """Of each group on all pipeline stages: the scheduler is told those of the first one."""
 
     def named_bytes(self) -> dict[str, Any]:
         """What a namespace says of the bytes, as JSON values."""
@@ -87,6 +90,7 @@ class RegionRecord:
             "certificate": dict(self.certificate),
             "byte_formats": list(self.byte_formats),
             "world_size": self.world_size,
+            "layers": [list(names) for names in self.layers],
         }
 
     @classmethod
@@ -98,11 +102,15 @@ class RegionRecord:
             certificate=record["certificate"],
             byte_formats=tuple(record["byte_formats"]),
             world_size=record["world_size"],
+            layers=tuple(tuple(names) for names in record["layers"]),
         )
 
 
 def record_of(
-    geometry: Geometry, config: OffloadingConfig, byte_formats: Sequence[str]
+    geometry: Geometry,
+    config: OffloadingConfig,
+    byte_formats: Sequence[str],
+    layers: tuple[tuple[str, ...], ...] = (),
 ) -> RegionRecord:
     """What this rank has to say; groups by vLLM's ids, as keys name them."""
     groups = zip(geometry.layout().groups, config.groups, strict=True)
@@ -112,6 +120,7 @@ def record_of(
         certificate=_shortened(geometry.certificate()),
         byte_formats=tuple(byte_formats),
         world_size=config.parallel.world_size,
+        layers=layers,
     )
 
 

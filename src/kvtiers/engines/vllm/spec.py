@@ -9,6 +9,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.kv_offload.base import (
@@ -28,6 +29,7 @@ from kvtiers.core.manager import TieringManager
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import Geometry
 from kvtiers.engines.vllm import layout as layouts
+from kvtiers.engines.vllm import stages
 from kvtiers.engines.vllm.accelerator import accelerator_worker
 from kvtiers.engines.vllm.events import KVEvents, Place
 from kvtiers.engines.vllm.facts import (
@@ -76,8 +78,8 @@ class KVTiersSpec(OffloadingSpec):
         super().__init__(config)
         with saying_refusals():
             self.settings: KVTiersConfig = parse_config(config.extra_config)
-            refuse_pipelines(config.parallel.pp_size)
             if facts is None:
+                refuse_pipelines(config.parallel.pp_size, "vLLM's own OffloadingConnector")
                 refuse_without_asserts()
                 refuse_without_facts(self.settings)
         self.facts = facts
@@ -115,6 +117,11 @@ class KVTiersSpec(OffloadingSpec):
         if self.facts is None:
             refuse_without_facts(settings, device)
         geometry = layouts.geometry_of(kv_caches, self.config, self.facts)
+        layers: tuple[tuple[str, ...], ...] = ()
+        if self.config.parallel.pp_size > 1:
+            everyone, stage = stages.gather(stages.shares_of(geometry, self.config))
+            geometry = stages.joined(geometry, everyone, stage)
+            layers = stages.layers_of(everyone)
         geometry.check()
         for path in sweep(directory):
             logger.info("removed %s, left behind by an engine that died", path)
@@ -123,7 +130,7 @@ class KVTiersSpec(OffloadingSpec):
         )
         region = Region.attach(
             self.region_name,
-            layouts.record_of(geometry, self.config, self._byte_formats(device)).to_json(),
+            layouts.record_of(geometry, self.config, self._byte_formats(device), layers).to_json(),
             num_slots,
             geometry.slot_bytes,
             directory,
@@ -197,6 +204,8 @@ class KVTiersSpec(OffloadingSpec):
         for warning in identity.warnings:
             logger.warning("%s", warning)
         spans = [g.span for g in self.facts.groups]
+        if record.layers:
+            spans = [replace(s, layers=n) for s, n in zip(spans, record.layers, strict=True)]
         return build_namespace(identity, spans, record.named_bytes(), portable=record.portable)
 
     def _report(
@@ -217,11 +226,11 @@ class KVTiersSpec(OffloadingSpec):
         )
 
 
-def refuse_pipelines(stages: int) -> None:
-    """Raise ConfigError for pipeline parallelism."""
-    if stages > 1:
+def refuse_pipelines(number: int, where: str) -> None:
+    """Raise ConfigError for pipeline parallelism where it is not supported."""
+    if number > 1:
         raise ConfigError(
-            f"pipeline_parallel_size is {stages}, but kvtiers supports 1 only so far; "
+            f"pipeline_parallel_size is {number}, but under {where} kvtiers supports 1 only; "
             "use tensor_parallel_size instead",
             key="pipeline_parallel_size",
         )
