@@ -22,8 +22,8 @@ demo: model ## serve a real model, replay a history with and without tiers, writ
 test: model ## the whole test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-soak: setup ## storage under eviction, kills and damage for SOAK_S seconds (default 600)
-	@$(BIN)/python scripts/soak.py $(or $(SOAK_S),600)
+soak: setup ## storage under eviction, kills, damage and a bad disk for SOAK_S seconds (default 600)
+	@$(BIN)/python -m scripts.soak $(or $(SOAK_S),600)
 
 bench: model ## measure beside vLLM and the machine, write bench-results.json (10 minutes)
 	@$(BIN)/python -m bench --json bench-results.json $(BENCH_ARGS)

@@ -1,7 +1,7 @@
 """All figures, or those of one part.
 
-    python -m bench [--only import|manager|ttft|io|fs|log] [--json FILE] [--root DIR] [--model DIR]
-                    [--tiny]
+    python -m bench [--only import|manager|copy|ttft|io|fs|log] [--json FILE] [--root DIR]
+                    [--model DIR] [--tiny]
 
 Each part runs in processes of its own, one after the other, and prints its lines as they come. At
 the end stands every figure beside its goal. Exits with 0 unless a part could not be run: a missed
@@ -64,9 +64,14 @@ def _import(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.imports", *(["--rounds", "1"] if given.tiny else [])]]
 
 
+def _copy(given: argparse.Namespace) -> list[list[str]]:
+    return [["bench.copy", *_tiny(given)]]
+
+
 PARTS: dict[str, Commands] = {
     "import": _import,
     "manager": _manager,
+    "copy": _copy,
     "ttft": _ttft,
     "io": _io,
     "fs": _fs,

@@ -22,7 +22,6 @@ import mmap
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +48,7 @@ from kvtiers.chunks import (
     RequestContext,
     make_key,
 )
+from kvtiers.cli.bare import Bare, BareFiles, run_calls
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import Job, JobKind, JobOutcome
 from kvtiers.tiers.views import ChunkViews
@@ -90,6 +90,10 @@ class Memory:
     def slot(self, number: int) -> memoryview:
         """The bytes of a slot."""
         return self.view[number * self.chunk_bytes : (number + 1) * self.chunk_bytes]
+
+    def slot_of(self, number: int) -> memoryview:
+        """The bytes of the slot of a chunk, of which there may be more than slots."""
+        return self.slot(number % self.slots)
 
     def spoil(self) -> None:
         """Change every slot, so that ``intact`` says whether all were read."""
@@ -225,39 +229,29 @@ class Upstream:
         self.tier.shutdown()
 
 
-class Bare:
-    """A loop of open, one vectored call, close: nothing else."""
+class BareRounds:
+    """Calls of a shape and nothing else: rounds one behind the other, ``held`` of them, or all."""
 
-    def __init__(self, root: str, memory: Memory, direct: bool) -> None:
-        self.root, self.memory = root, memory
-        self._flags = os.O_DIRECT if direct else 0
-        for fan in range(256):
-            os.makedirs(f"{root}/{fan:02x}")
+    def __init__(self, root: str, memory: Memory, bare: Bare, held: int | None = None) -> None:
+        self.root, self._slots, self._bare, self._held = root, memory.slots, bare, held
+        self._round = -1
 
     def write(self, keys: Sequence[Key]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flags
-        self._run(keys, flags, os.pwritev)
+        self._round += 1
+        self._run(self._bare.write)
 
     def read(self, keys: Sequence[Key]) -> None:
-        self._run(keys, os.O_RDONLY | self._flags, os.preadv)
+        self._run(self._bare.read)
 
-    def _run(self, keys: Sequence[Key], flags: int, move: Callable[..., int]) -> None:
-        def lane(first: int) -> None:
-            header = memoryview(mmap.mmap(-1, PAGE_BYTES))
-            for slot in range(first, len(keys), LANES):
-                name = keys[slot].hex()
-                fd = os.open(f"{self.root}/{name[:2]}/{name}", flags, 0o600)
-                move(fd, [header, self.memory.slot(slot)], 0)
-                os.close(fd)
+    def _run(self, act: Callable[[int, int], None]) -> None:
+        place = self._round if self._held is None else self._round % self._held
+        run_calls(self._bare, act, LANES, place * self._slots, (place + 1) * self._slots)
 
-        threads = [threading.Thread(target=lane, args=(n,)) for n in range(LANES)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def make_room(self, full: bool) -> None:
+        """It writes over what is there."""
 
     def close(self) -> None:
-        pass
+        self._bare.close()
 
 
 def new_keys(round_: str, count: int) -> list[Key]:
@@ -295,7 +289,8 @@ class Transfers:
         self.ours = Ours(f"{root}/ours", self.memory)
         self.upstream = Upstream(f"{root}/upstream", self.memory)
         self.direct = self.ours.direct and self.upstream.direct
-        bare = Bare(f"{root}/bare", self.memory, self.direct)
+        files = BareFiles(f"{root}/bare", self.memory.slot_of, self.direct)
+        bare = BareRounds(f"{root}/bare", self.memory, files)
         self.subjects: dict[str, Any] = {"ours": self.ours, "upstream": self.upstream, "bare": bare}
         self.seconds: dict[tuple[str, str], list[float]] = {}
 

@@ -29,7 +29,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -42,6 +41,7 @@ from bench.fs_files import (
     PATIENCE_S,
     ROUNDS,
     SIZES,
+    BareRounds,
     Memory,
     Ours,
     Upstream,
@@ -52,6 +52,7 @@ from bench.fs_files import (
     timed,
 )
 from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Key, Namespace, make_key
+from kvtiers.cli.bare import BareSegments
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import Item, JobKind, StoreContext
 from kvtiers.tiers.fs.log import LogStore
@@ -60,7 +61,6 @@ INDEX = "index"
 EVERYTHING = (*SIZES, INDEX)
 ROUNDS_HELD = 8
 """What fits into a full cache; as many rounds are measured while it is new."""
-CALL_BYTES = 4 << 20
 INDEX_CHUNKS = 1_000_000
 _NAMESPACE = Namespace({"bench": "fs_log"})
 
@@ -111,54 +111,6 @@ class BoundedUpstream(Upstream):
                 path.unlink()
 
 
-class BareSegments:
-    """Calls of 4 MiB in one preallocated file, from and to the same memory: nothing else."""
-
-    def __init__(self, root: str, memory: Memory, direct: bool) -> None:
-        os.makedirs(root)
-        self.root, self.memory = root, memory
-        self._bytes = memory.slots * memory.chunk_bytes
-        flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
-        self._fd = os.open(f"{root}/segments", flags, 0o600)
-        os.posix_fallocate(self._fd, 0, self._bytes * ROUNDS_HELD)
-        self._round = -1
-
-    def write(self, keys: Sequence[Key]) -> None:
-        self._round += 1
-        self._run(os.pwritev)
-
-    def read(self, keys: Sequence[Key]) -> None:
-        self._run(os.preadv)
-
-    def _run(self, move: Any) -> None:
-        base = self._round % ROUNDS_HELD * self._bytes
-        per_call = max(1, CALL_BYTES // self.memory.chunk_bytes)
-        calls = iter(range(0, self.memory.slots, per_call))
-        lock = threading.Lock()
-
-        def lane() -> None:
-            while True:
-                with lock:
-                    first = next(calls, None)
-                if first is None:
-                    return
-                last = min(self.memory.slots, first + per_call)
-                slots = [self.memory.slot(n) for n in range(first, last)]
-                move(self._fd, slots, base + first * self.memory.chunk_bytes)
-
-        lanes = [threading.Thread(target=lane) for _ in range(LANES)]
-        for thread in lanes:
-            thread.start()
-        for thread in lanes:
-            thread.join()
-
-    def make_room(self, full: bool) -> None:
-        """It writes over what is there."""
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
 class Lives:
     """The same life for each: new, full, read."""
 
@@ -169,10 +121,18 @@ class Lives:
         self.subjects: dict[str, Any] = {
             "ours": log,
             "upstream": BoundedUpstream(f"{root}/upstream", self.memory),
-            "bare": BareSegments(f"{root}/bare", self.memory, self.direct),
+            "bare": self._bare(f"{root}/bare"),
         }
         self.seconds: dict[tuple[str, str], list[float]] = {}
         self._number = 0
+
+    def _bare(self, root: str) -> BareRounds:
+        os.makedirs(root)
+        count = ROUNDS_HELD * self.memory.slots
+        segments = BareSegments(
+            f"{root}/segments", self.memory.slot_of, self.memory.chunk_bytes, count, self.direct
+        )
+        return BareRounds(root, self.memory, segments, ROUNDS_HELD)
 
     def write(self, state: str, rounds: int) -> None:
         """Write so many rounds with each, in an order that alternates."""

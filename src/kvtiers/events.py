@@ -118,6 +118,14 @@ class StoreOffered(NamedTuple):
     chunks: int
 
 
+class WarmedUp(NamedTuple):
+    """Of the chunks named hot so many came to host memory, were missing, or were not asked for."""
+
+    promoted: int = 0
+    missing: int = 0
+    not_asked: int = 0
+
+
 Event = (
     ChunksStored
     | ChunksRemoved
@@ -128,6 +136,7 @@ Event = (
     | TransferFinished
     | CopiesFailed
     | StoreOffered
+    | WarmedUp
 )
 
 Sink = Callable[[Event], None]

@@ -19,6 +19,7 @@ from kvtiers.events import (
     StoreOffered,
     TransferFinished,
     TransferStarted,
+    WarmedUp,
 )
 
 Labels = tuple[str, ...]
@@ -39,8 +40,9 @@ class Metrics:
 
     Counters (labels): ``lookups``, ``hits`` (tier); ``stored``, ``removed`` (tier[, reason]);
     ``declined`` (hop, tier, reason); ``jobs_failed``, ``chunks_failed`` (hop, tier, reason);
-    ``bytes``, ``seconds`` (hop, tier). Observations: ``lookup_seconds``, ``lookup_waited_seconds``
-    (tier), ``store_offered`` (). ``active`` (hop, tier): jobs and chunks in flight now.
+    ``bytes``, ``seconds`` (hop, tier); ``warmed_up`` (outcome). Observations: ``lookup_seconds``,
+    ``lookup_waited_seconds`` (tier), ``store_offered`` (). ``active`` (hop, tier): jobs and chunks
+    in flight now.
     """
 
     def __init__(self) -> None:
@@ -56,6 +58,7 @@ class Metrics:
             TransferFinished: self._finished,
             CopiesFailed: self._copies_failed,
             StoreOffered: self._offered,
+            WarmedUp: self._warmed_up,
         }
 
     def __call__(self, event: Event) -> None:
@@ -121,3 +124,8 @@ class Metrics:
 
     def _offered(self, e: StoreOffered) -> None:
         self._sample.observations["store_offered", ()].append(e.chunks)
+
+    def _warmed_up(self, e: WarmedUp) -> None:
+        for outcome, chunks in e._asdict().items():
+            if chunks:
+                self._sample.counters["warmed_up", (outcome,)] += chunks

@@ -71,6 +71,8 @@ class ModelStore:
         self.capabilities = Capabilities(persistent=True, shared=shared)
         self.held = {key: RIGHT[key] for key in held}
         self.failing, self.retry, self.raising = {}, Retry.NEVER, False
+        self.wrote, self.crowded = set(), False
+        """What was ever written; and whether it leaves at once for others."""
         self._gone = inbox.removed
 
     def contains(self, keys):
@@ -84,6 +86,9 @@ class ModelStore:
     def _write(self, item):
         assert bytes(item.view) == RIGHT[item.key], "the memory of a store was reused"
         self.held[item.key] = bytes(item.view)
+        self.wrote.add(item.key)
+        if self.crowded:
+            self.lose(item.key, Reason.EVICTED)
 
     def read(self, items):
         self._maybe_raise()
@@ -160,6 +165,8 @@ class Machine(RuleBasedStateMachine):
         self.ever_held = set(held)
         self.unsure = set(held) if tracked == len(KEYS) else set(KEYS)
         """Chunks of which the events do not tell all: others', or more than are tracked."""
+        self.said_stored, self.taken_away = set(), set()
+        """What the events say is there; and what others took away, of which nobody told."""
         self.open, self.lingering, self.free = {}, {}, []
         self.asked, self.replayed, self.jobs = {}, Counter(), 0
         identity = TierIdentity("model", "1:model", "STORAGE", "LOCAL")
@@ -251,6 +258,7 @@ class Machine(RuleBasedStateMachine):
             change = 1 if isinstance(event, ChunksStored) else -1
             for key in event.keys:
                 self.replayed[key] += change
+                (self.said_stored.add if change == 1 else self.said_stored.discard)(key)
                 good = self.replayed[key] in (0, 1) or key in self.unsure
                 assert good, "stored twice, or removed and never stored"
 
@@ -267,12 +275,13 @@ class Machine(RuleBasedStateMachine):
             self.store.failing = failing
             self.store.retry = data.draw(st.sampled_from(Retry))
             self.store.raising = data.draw(st.integers(0, 9)) == 0
+            self.store.crowded = data.draw(st.integers(0, 4)) == 0
             self.end(data.draw(st.sampled_from(self.lanes.running)))
 
     @rule()
     def work_well(self):
         """All lanes come to an end, and nothing fails."""
-        self.store.failing, self.store.raising = {}, False
+        self.store.failing, self.store.raising, self.store.crowded = {}, False, False
         while self.lanes.queued:
             self.lanes.take_up(self.lanes.queued[0])
         while self.lanes.running:
@@ -283,7 +292,7 @@ class Machine(RuleBasedStateMachine):
             for key in work.keys:
                 self.asked.pop(key, None)  # an answer came, though maybe too late
         self.lanes.end(work)
-        self.ever_held |= self.store.held.keys()
+        self.ever_held |= self.store.wrote
 
     @rule(seconds=st.sampled_from((0.01, 0.6, 2.0, 6.0, 31.0, 61.0)))
     def pass_time(self, seconds):
@@ -303,6 +312,7 @@ class Machine(RuleBasedStateMachine):
             self.unsure.add(key)
         elif self.store.capabilities.shared:
             self.store.held.pop(key, None)
+            self.taken_away.add(key)
 
     # -- what must hold --------------------------------------------------------------------------
 
@@ -320,6 +330,9 @@ class Machine(RuleBasedStateMachine):
         self.come_to_rest()
         assert not self.open
         assert not self.lingering
+        self.take_events()
+        gone = self.said_stored - self.store.held.keys() - self.taken_away
+        assert not gone, "said to be stored, and gone"
         for kind in (JobKind.STORE, JobKind.LOAD):
             for key in KEYS:
                 assert self.submit(kind, [key]), "an idle tier refuses"

@@ -10,16 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import kvtiers
 from kvtiers.chunks import Lookup
 from kvtiers.demo.progress import Progress
+from kvtiers.device.cuda_copier import CudaCopier
+from kvtiers.device.streams import CudaDevice
 from kvtiers.engines.vllm.manager import VllmManager
 from kvtiers.engines.vllm.offers import Declined
 from kvtiers.engines.vllm.scheduler import KVTiersScheduler
 from kvtiers.engines.vllm.worker import KVTiersWorker
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import Hop, TransferFinished, TransferStarted
+from kvtiers.host.pretouch import PageToucher
 from kvtiers.metrics import Metrics
 from kvtiers.tiers.fs.scratch import Scratch
 from kvtiers.tiers.lanes import Inbox, Lanes
@@ -214,6 +218,35 @@ def test_a_scratch_folder_is_locked_while_it_is_open(tmp_path):
         scratch.check()
     scratch._lock = None
     scratch.check()
+
+
+def test_pinned_memory_is_mapped():
+    device = CudaDevice(torch.device("cuda", 0))
+    device.check()
+    device._registered.append(4096)
+    with broken("unmapped, but still pinned"):
+        device.check()
+
+
+def test_a_closed_copier_has_no_unfinished_jobs():
+    copier = CudaCopier.__new__(CudaCopier)
+    copier._jobs, copier._closed = {1: SimpleNamespace(id=1)}, False
+    copier.check()
+    copier._closed = True
+    with broken("a closed copier has unfinished jobs"):
+        copier.check()
+    copier._jobs[2] = copier._jobs.pop(1)
+    with broken("under another's id"):
+        copier.check()
+
+
+def test_no_more_is_touched_than_there_is():
+    toucher = PageToucher(memoryview(bytearray(10)), touch=len)
+    toucher.wait()
+    toucher.check()
+    toucher.touched += 1
+    with broken("more was touched than there is"):
+        toucher.check()
 
 
 def test_progress_stays_within_its_total():

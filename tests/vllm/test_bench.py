@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench import flat, fs_files, fs_log, imports, io_steps, manager, ttft
+from bench import copy, flat, fs_files, fs_log, imports, io_steps, manager, ttft
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
 
 OPERATIONS = (
@@ -46,6 +46,12 @@ def test_manager_beside_a_bare_dictionary(capsys):
     flat.measure(flat.TINY)
     operations = ("lookup_hit", "lookup_miss", "touch", "load", "store_evict")
     assert figures_of(printed(capsys)).keys() == {f"FLAT manager.{op}" for op in operations}
+
+
+def test_the_copier_beside_memcpy(capsys):
+    copy.measure(threads=2, rounds=7, tiny=True)
+    names = ("LIMIT copy.contiguous", "LIMIT copy.strided", "FLAT copy.two_ranks")
+    assert figures_of(printed(capsys)).keys() == set(names)
 
 
 def test_fs_log(tmp_path, monkeypatch):

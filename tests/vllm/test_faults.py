@@ -28,11 +28,11 @@ class FailingCopies:
         self.failed = 0
         copy = CpuCopier._copy_group
 
-        def fail(copier, group, job):
+        def fail(copier, patterns, group, job):
             if self.on and job.direction is direction:
                 self.failed += 1
                 raise OSError("told to fail")
-            return copy(copier, group, job)
+            return copy(copier, patterns, group, job)
 
         monkeypatch.setattr(CpuCopier, "_copy_group", fail)
 

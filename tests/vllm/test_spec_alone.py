@@ -42,16 +42,16 @@ def said():
 @pytest.fixture
 def failing(monkeypatch):
     """``failing(direction)``: from now on copies of that direction fail, halfway."""
-    copy = CpuCopier._copy
+    copy = CpuCopier._copy_group
 
     def start(direction):
-        def fail(copier, group, layers, part, given):
-            if given is direction:
-                copy(copier, group, layers, part, given)
+        def fail(copier, patterns, group, job):
+            moved = copy(copier, patterns, group, job)
+            if job.direction is direction:
                 raise OSError("told to fail")
-            return copy(copier, group, layers, part, given)
+            return moved
 
-        monkeypatch.setattr(CpuCopier, "_copy", fail)
+        monkeypatch.setattr(CpuCopier, "_copy_group", fail)
 
     return start
 

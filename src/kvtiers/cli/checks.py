@@ -10,13 +10,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
 from kvtiers.chunks import PAGE_BYTES
-from kvtiers.cli.logchecks import check_local, check_owner, check_segments
-from kvtiers.cli.output import size
+from kvtiers.cli.diskchecks import check_bound, check_file_system, check_making, check_speed
+from kvtiers.cli.logchecks import check_owner, check_segments
+from kvtiers.cli.output import Advance, size
 from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.config import WHERE
 from kvtiers.errors import ConfigError, KVTiersError
@@ -25,7 +27,9 @@ from kvtiers.host.region import check_capacity
 from kvtiers.host.regionfile import free_space
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.folders import nearest_folder
+from kvtiers.tiers.fs.tools import FsURL
 from kvtiers.tiers.places import Part, Place
+from kvtiers.tiers.urls import LAYOUTS
 
 _NEEDED_PYTHON = (3, 11)
 _NEEDED_XXHASH = (3, 4)
@@ -108,42 +112,68 @@ def _limit(value: int) -> str:
     return "any number" if value == resource.RLIM_INFINITY else str(value)
 
 
-def check_place(place: Place, share: float | None = None) -> Iterator[Check]:
-    """The root of a tier: may it be used, is there room, is its disk fit for such chunks.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a tier is to be, besides what lies there."""
 
-    ``share``: the ``capacity_fraction`` of its configuration, if it states one.
-    """
-    root = place.options["root_dir"]
+    share: float | None = None
+    """The ``capacity_fraction`` of its configuration, if it states one."""
+    chunk: int | None = None
+    """Bytes of a chunk, as the call says it; None: as large as those that are stored."""
+
+    @property
+    def stated(self) -> str:
+        """The key of the configuration that the capacity comes from."""
+        return "capacity_bytes" if self.share is None else "capacity_fraction"
+
+
+def check_place(place: Place, plan: Plan, advance: Advance) -> Iterator[Check]:
+    """The root of a tier: may it be used, is there room, is its disk fit for such chunks."""
+    root, direct_io = place.options["root_dir"], place.options["direct_io"]
+    yield check_file_system(root, place.layout)
     yield from check_folder(root)
-    yield check_direct(root, place.options["direct_io"])
+    yield check_direct(root, direct_io)
     ours = sum(u.bytes for u in place.usage() if u.part is not Part.FOREIGN)
-    capacity, chunk = place.capacity(), largest_chunk(place)
-    stated = "capacity_bytes" if share is None else "capacity_fraction"
+    capacity, chunk = place.capacity(), plan.chunk or largest_chunk(place)
     disk = os.statvfs(root)
-    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity, share)
-    yield check_chunk(chunk, place.layout)
-    if place.layout == "log":
-        yield check_local(root)
-        yield check_owner(place.owner())
-        yield check_segments(place.segments(), chunk, capacity, stated)
-    elif chunk and disk.f_files:
-        yield check_inodes(disk.f_favail, disk.f_bavail * disk.f_frsize, chunk, capacity, stated)
-
-
-def check_absent(
-    root: str, capacity: int | None, layout: str | None, share: float | None = None
-) -> Iterator[Check]:
-    """A root that an engine would make: whether it may, and whether there is room."""
-    above = nearest_folder(root)
-    if os.access(above, os.W_OK | os.X_OK, effective_ids=True):
-        yield Check("permissions", Grade.OK, f"{root} will be made in {above}")
+    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity, plan.share)
+    if capacity is not None:
+        known = next((f.namespace for f in place.namespaces() if f.namespace), None)
+        yield check_bound(root, place.layout, capacity, plan.share, chunk, known)
+    if plan.chunk:
+        yield check_speed(root, place.layout, direct_io, plan.chunk, advance)
     else:
-        found = f"{root} is absent, and user {os.geteuid()} may not make it in {above}"
-        yield Check("permissions", Grade.FAIL, found, "make it, for the user of the engine")
+        yield check_chunk(chunk, place.layout)
+    if place.layout == "log":
+        yield check_owner(place.owner())
+        yield check_segments(place.segments(), chunk, capacity)
+    elif chunk and disk.f_files:
+        free = disk.f_bavail * disk.f_frsize
+        yield check_inodes(disk.f_favail, free, chunk, capacity, plan.stated)
+
+
+def check_absent(url: FsURL, plan: Plan, advance: Advance) -> Iterator[Check]:
+    """A root that an engine would make: whether it can, and whether there is room.
+
+    What is tried is tried in the folder in which it would be made, and gone afterwards.
+    """
+    root, layout, capacity = url.path, url.layout or next(iter(LAYOUTS)), url.capacity_bytes
+    above = nearest_folder(root)
+    storage = check_file_system(above, layout)
+    yield storage
+    if storage.grade is Grade.FAIL:
+        return
+    making = check_making(root, above)
+    yield making
     disk = os.statvfs(above)
-    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity, share)
-    if layout == "log":
-        yield check_local(above)
+    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity, plan.share)
+    if capacity is not None:
+        yield check_bound(root, layout, capacity, plan.share, plan.chunk)
+    if making.grade is Grade.FAIL:
+        return
+    yield check_direct(above, url.direct_io)
+    if plan.chunk:
+        yield check_speed(above, layout, url.direct_io, plan.chunk, advance)
 
 
 def check_folder(root: str) -> Iterator[Check]:
@@ -226,7 +256,7 @@ def check_disk(free: int, ours: int, capacity: int | None, share: float | None =
 def check_chunk(chunk: int | None, layout: str) -> Check:
     """Whether a file per chunk is worth it."""
     if chunk is None:
-        return Check("chunk size", Grade.OK, "nothing is stored yet, so it is not known")
+        return Check("chunk size", Grade.OK, "not known: nothing is stored, --chunk-bytes says it")
     said = f"{size(chunk)} a chunk, layout {layout}"
     if layout == "files" and chunk < _SMALL_CHUNK:
         remedy = "use layout=log, or raise blocks_per_chunk: small files are slow"

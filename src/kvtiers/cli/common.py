@@ -2,18 +2,19 @@
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtiers.chunks import ChunkLayout, GroupLayout, Key, Namespace, key_group
-from kvtiers.cli.output import Output
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace, key_group
+from kvtiers.cli.output import Advance, Output
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
-from kvtiers.tiers.places import Found, Place
-from kvtiers.tiers.urls import open_place
+from kvtiers.tiers.places import MAX_CHUNK_BYTES, Found, Place
+from kvtiers.tiers.urls import open_place, parse_size
 
 _HEX = re.compile(r"[0-9a-f]{1,32}")
+_AT_ONCE = 1024
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,16 @@ def add_namespace(parser: argparse.ArgumentParser) -> None:
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """For what changes anything."""
     parser.add_argument("--dry-run", action="store_true", help="change nothing, say what would be")
+
+
+def parse_chunk_bytes(text: str) -> int:
+    """A size that chunks may have. Raises ConfigError."""
+    chunk = parse_size("--chunk-bytes", text)
+    if chunk < PAGE_BYTES or chunk % PAGE_BYTES or chunk > MAX_CHUNK_BYTES:
+        raise ConfigError(
+            f"--chunk-bytes is {chunk}: give a multiple of {PAGE_BYTES}, as chunks are"
+        )
+    return chunk
 
 
 def place_of(arguments: argparse.Namespace, output: Output) -> Place:
@@ -90,11 +101,6 @@ class Span:
     tokens_per_chunk: int
     window_tokens: int | None
 
-    @property
-    def is_full(self) -> bool:
-        """Whether all chunks of a prefix are needed to use it."""
-        return self.window_tokens is None and "Mamba" not in self.kind
-
 
 def spans_of(namespace: Namespace) -> list[Span]:
     """The groups in a manifest. Raises ConfigError if it does not say them."""
@@ -138,10 +144,23 @@ def layout_of(entries: Sequence[Entry] | Mapping[int, int]) -> ChunkLayout:
     return ChunkLayout(groups or (GroupLayout(0, 0, 1),))
 
 
-def batches(keys: Sequence[Key], count: int) -> Iterator[Sequence[Key]]:
-    """``keys`` in runs of ``count``."""
-    for at in range(0, len(keys), count):
-        yield keys[at : at + count]
+def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """The same, so many at once: a tier may hold millions."""
+    some: list[Entry] = []
+    for entry in entries:
+        some.append(entry)
+        if len(some) == _AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def walked(entries: Iterable[Entry], advance: Advance) -> Iterator[Entry]:
+    """The same; ``advance`` hears of chunks."""
+    for some in runs(entries):
+        advance(len(some))
+        yield from some
 
 
 def about(namespace: Namespace | None) -> str:

@@ -1,27 +1,38 @@
-"""Measuring a tier as an engine would use it, by jobs, and the disk below it by plain calls."""
+"""Measuring a tier as an engine would use it, by jobs, and the disk below it by bare calls."""
 
-import errno
 import hashlib
 import mmap
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtiers.chunks import ChunkLayout, GroupLayout, Key, Namespace, make_key
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Key, Namespace, make_key
+from kvtiers.cli.bare import FANS, Bare, BareFiles, BareSegments, run_calls
 from kvtiers.errors import Kind, KVTiersError, map_errors
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import Job, JobKind, JobOutcome, SecondaryTierManager
+from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.folders import make_folder
+from kvtiers.tiers.fs.log import LogStore
+from kvtiers.tiers.options import RunnerOptions
+from kvtiers.tiers.runner import StoreTier
 from kvtiers.tiers.views import ChunkViews
 
 _IN_FLIGHT_BYTES = 64 << 20
 _JOB_CHUNKS = 64
 _SAMPLES = 200
 """Chunks that are moved one at a time, to see how long one takes."""
+WRITE_LANES = RunnerOptions.n_write_threads
+READ_LANES = RunnerOptions.n_read_threads + RunnerOptions.n_write_threads
+"""Those for writing read too."""
 _PATIENCE_S = 60.0
 _POLL_S = 0.0002
+_SLACK_BYTES = 64 << 20
+_SLACK_CHUNKS = 20
+"""Of a capacity: a log makes a few segments of a few chunks each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +43,6 @@ class Figures:
     bytes_per_s: float
     p50_s: float
     p99_s: float
-    direct: bool | None = None
-    """Whether the disk alone was used past the page cache."""
-
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        shown: dict[str, Any] = {
-            "name": self.name,
-            "bytes_per_s": round(self.bytes_per_s),
-            "p50_s": self.p50_s,
-            "p99_s": self.p99_s,
-        }
-        return shown if self.direct is None else {**shown, "direct": self.direct}
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -134,14 +133,38 @@ def _failed(kind: JobKind, why: str) -> KVTiersError:
     return KVTiersError(f"a {kind.value} job failed: {why}", kind=Kind.BROKEN)
 
 
+def trial_options(
+    folder: str, layout: str, direct_io: str, chunk: int, count: int
+) -> dict[str, Any]:
+    """A tier in ``folder`` that evicts none of what is measured, whatever its layout needs besides.
+
+    No more than the disk has, which a tier would refuse. Raises OSError.
+    """
+    disk = os.statvfs(folder)
+    wanted = (3 * count + _SLACK_CHUNKS) * (chunk + PAGE_BYTES) + _SLACK_BYTES
+    return {
+        "type": "fs",
+        "root_dir": os.path.join(folder, "tier"),
+        "layout": layout,
+        "capacity_bytes": min(wanted, disk.f_blocks * disk.f_frsize),
+        "direct_io": direct_io,
+    }
+
+
 def measure_tier(
     options: Mapping[str, Any], chunk: int, count: int, advance: Callable[[int], None]
-) -> list[Figures]:
-    """A tier that ``options`` describe: ``count`` chunks written, then read."""
+) -> tuple[list[Figures], bool]:
+    """A tier that ``options`` describe: ``count`` chunks written, then read.
+
+    Also whether it went past the page cache.
+    """
+    namespace = Namespace({"kvtiers": "bench"})
+    if options["layout"] == "files":
+        _make_fans(os.path.join(options["root_dir"], namespace.id))
     tier = build_tier(
         options,
         0,
-        namespace=Namespace({"kvtiers": "bench"}),
+        namespace=namespace,
         layout=ChunkLayout((GroupLayout(0, chunk, 1),)),
         clock=time.monotonic,
         wall_clock=time.time,
@@ -151,60 +174,71 @@ def measure_tier(
         keys, single = _keys(0, count), _keys(count, min(count, _SAMPLES))
         for kind, name in ((JobKind.STORE, "tier written"), (JobKind.LOAD, "tier read")):
             speed = driver.throughput(kind, keys, advance)
-            samples = driver.latencies(kind, single)
-            figures.append(
-                Figures(name, speed, percentile(samples, 0.5), percentile(samples, 0.99))
-            )
-        return figures
+            figures.append(_figures(name, speed, driver.latencies(kind, single)))
+        return figures, _is_direct(tier)
     finally:
         tier.shutdown(_PATIENCE_S)
 
 
-def measure_raw(
-    folder: str, chunk: int, count: int, direct: bool, advance: Callable[[int], None]
+def _make_fans(folder: str) -> None:
+    """As if it were long in use: the folders that chunks come into are there."""
+    with map_errors("bench in", folder):
+        for fan in range(FANS):
+            make_folder(os.path.join(folder, f"{fan:02x}"))
+
+
+def _figures(name: str, bytes_per_s: float, samples: Sequence[float]) -> Figures:
+    return Figures(name, bytes_per_s, percentile(samples, 0.5), percentile(samples, 0.99))
+
+
+def _is_direct(tier: SecondaryTierManager) -> bool:
+    assert isinstance(tier, StoreTier)
+    assert isinstance(tier.store, FilesStore | LogStore)
+    return tier.store.direct
+
+
+def measure_bare(
+    bare: Bare, chunk: int, count: int, advance: Callable[[int], None]
 ) -> list[Figures]:
-    """One file in ``folder``, written and read chunk by chunk with nothing in between."""
-    path = os.path.join(folder, "raw")
-    memory = _memory(chunk, 1)
-    with map_errors("bench", path):
-        fd, is_direct = _open_raw(path, direct)
-        try:
-            figures = []
-            for name, act in (("disk written", os.pwritev), ("disk read", os.preadv)):
-                samples = list(_timed(act, fd, memory, count, advance))
-                speed = count * chunk / max(1e-9, sum(samples))
-                half, most = percentile(samples, 0.5), percentile(samples, 0.99)
-                figures.append(Figures(name, speed, half, most, is_direct))
-            return figures
-        finally:
-            os.close(fd)
-            os.unlink(path)
+    """The disk alone: ``count`` chunks on as many threads as a tier has for it, then single ones.
+
+    ``bare`` has room for what ``room_for`` says.
+    """
+    figures = []
+    for name, act, lanes in (
+        ("disk written", bare.write, WRITE_LANES),
+        ("disk read", bare.read, READ_LANES),
+    ):
+        began = time.monotonic()
+        run_calls(bare, act, lanes, 0, count)
+        speed = count * chunk / max(1e-9, time.monotonic() - began)
+        advance(count * chunk)
+        single = range(count, room_for(count))
+        figures.append(_figures(name, speed, [_timed(act, number) for number in single]))
+    return figures
 
 
-def _open_raw(path: str, direct: bool) -> tuple[int, bool]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    if direct:
-        try:
-            return os.open(path, flags | os.O_DIRECT, 0o600), True
-        except OSError as e:
-            if e.errno != errno.EINVAL:
-                raise
-    return os.open(path, flags & ~os.O_EXCL, 0o600), False
+def room_for(count: int) -> int:
+    """How many chunks are written where ``count`` are to be moved: some more one at a time."""
+    return count + min(count, _SAMPLES)
 
 
-def _timed(
-    act: Callable[[int, list[memoryview], int], int],
-    fd: int,
-    memory: memoryview,
-    count: int,
-    advance: Callable[[int], None],
-) -> Iterator[float]:
-    for i in range(count):
-        began, done = time.monotonic(), 0
-        while done < len(memory):
-            moved = act(fd, [memory[done:]], i * len(memory) + done)
-            if moved == 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            done += moved
-        yield time.monotonic() - began
-        advance(len(memory))
+def _timed(act: Callable[[int, int], None], number: int) -> float:
+    began = time.monotonic()
+    act(number, number + 1)
+    return time.monotonic() - began
+
+
+def open_bare(folder: str, layout: str, chunk: int, count: int, direct: bool) -> Bare:
+    """Calls of the shape that tiers of a layout make, on random bytes. Raises OSError."""
+    slots = max(1, min(count, _IN_FLIGHT_BYTES // chunk))
+    memory = _memory(chunk, slots)
+
+    def slot(number: int) -> memoryview:
+        at = number % slots * chunk
+        return memory[at : at + chunk]
+
+    path = os.path.join(folder, "bare")
+    if layout == "log":
+        return BareSegments(path, slot, chunk, room_for(count), direct)
+    return BareFiles(path, slot, direct)

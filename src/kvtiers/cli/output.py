@@ -8,10 +8,20 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 Advance = Callable[[int], None]
 """Told how much more of the work is done."""
+
+
+class Unit(Enum):
+    """What a bar counts."""
+
+    BYTES = "bytes"
+    CHUNKS = "chunks"
+    FILES = "files"
+
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -70,19 +80,24 @@ class Output:
         print(*(line.rstrip() for line in lines.get().splitlines()), sep="\n")
 
     @contextmanager
-    def progress(self, total: int | None, doing: str) -> Iterator[Advance]:
-        """A bar on stderr, if that is a terminal; ``total`` in bytes, None if nobody knows."""
+    def progress(self, total: int | None, doing: str, unit: Unit = Unit.BYTES) -> Iterator[Advance]:
+        """A bar on stderr, if that is a terminal; ``total``: None if nobody knows."""
         if not sys.stderr.isatty():
             yield lambda done: None
             return
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn
         from rich.progress import TimeRemainingColumn as Remaining
         from rich.progress import TransferSpeedColumn as Speed
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), Speed())
+        columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn()]
+        if unit is Unit.BYTES:
+            columns += [DownloadColumn(True), Speed()]
+        else:
+            columns.append(TextColumn(f"{{task.completed:,}} {unit.value}"))
+        columns.append(Remaining())
         console = Console(file=sys.stderr)
-        with Progress(*columns, Remaining(), console=console, transient=True) as bar:
+        with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(doing, total=total)
             yield lambda done: bar.advance(task, done)
 

@@ -2,14 +2,14 @@
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtiers.chunks import Key, Namespace
+from kvtiers.chunks import Key, Lookup, Namespace
 from kvtiers.cli.common import Span, spans_of
+from kvtiers.core.prefix import Attention, AttentionGroup, Prefix, longest_prefix, most_tokens
 from kvtiers.errors import ConfigError
 from kvtiers.hashing import (
     ALGORITHMS,
@@ -22,6 +22,10 @@ from kvtiers.hashing import (
 
 _MAX_FILE = 256 << 20
 _MAX_TOKEN = 1 << 32
+_WINDOWED = {
+    "SlidingWindow": Attention.SLIDING,
+    "ChunkedLocalAttention": Attention.CHUNKED_LOCAL,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +121,7 @@ class Prompt:
 
     tokens: int
     spans: tuple[Span, ...]
+    groups: tuple[AttentionGroup, ...]
     keys: Mapping[int, list[Key]]
     """By group, in order of the prompt."""
 
@@ -129,6 +134,7 @@ def prompt_of(namespace: Namespace, tokens: Sequence[int], arguments: argparse.N
     """The keys of a prompt's chunks. Raises ConfigError if they cannot be computed."""
     spans = spans_of(namespace)
     try:
+        groups = tuple(_attention(span) for span in spans)
         how = hashing_of(namespace, arguments)
         keys = {
             span.group: chunk_keys(
@@ -144,28 +150,32 @@ def prompt_of(namespace: Namespace, tokens: Sequence[int], arguments: argparse.N
         }
     except (ConfigError, ValueError) as e:
         raise ConfigError(f"namespace {namespace.id}: {e}") from None
-    return Prompt(len(tokens), tuple(spans), keys)
+    return Prompt(len(tokens), tuple(spans), groups, keys)
 
 
-def loadable_tokens(prompt: Prompt, stored: Mapping[int, Sequence[bool]]) -> int:
-    """How many leading tokens an engine could load, if it asked now.
-
-    Of full attention every chunk is needed, of a window those that it reaches, of recurrent state
-    the last one.
+def _attention(span: Span) -> AttentionGroup:
+    """By the name of vLLM's class. One that keeps all tokens is full, also if layers have a window;
+    so is what a manifest does not tell.
     """
-    step = math.lcm(*(span.tokens_per_chunk for span in prompt.spans))
-    for tokens in range(prompt.tokens // step * step, 0, -step):
-        if all(_covers(span, stored[span.group], tokens) for span in prompt.spans):
-            return tokens
-    return 0
+    window = span.window_tokens
+    for name, attention in _WINDOWED.items():
+        if name in span.kind and window:
+            return AttentionGroup(span.group, span.tokens_per_chunk, attention, window)
+    attention = Attention.STATE if "Mamba" in span.kind else Attention.FULL
+    return AttentionGroup(span.group, span.tokens_per_chunk, attention)
 
 
-def _covers(span: Span, stored: Sequence[bool], tokens: int) -> bool:
-    end = tokens // span.tokens_per_chunk
-    if span.is_full:
-        first = 0
-    elif span.window_tokens is None:
-        first = end - 1
-    else:
-        first = max(0, tokens - span.window_tokens + 1) // span.tokens_per_chunk
-    return all(stored[first:end])
+def loadable(
+    prompt: Prompt, stored: Mapping[int, Sequence[object | None]], *, whole: bool = False
+) -> Prefix:
+    """What an engine would load, if it asked now. ``stored``: by group, ``None`` for absent chunks.
+
+    Of a request that is the prompt and no more; with ``whole`` of one that only begins with it.
+    """
+
+    def ask(group: int, chunk: int) -> Lookup:
+        there = chunk < len(stored[group]) and stored[group][chunk] is not None
+        return Lookup.HIT if there else Lookup.MISS
+
+    most = prompt.tokens if whole else most_tokens(prompt.groups, prompt.tokens)
+    return longest_prefix(prompt.groups, most, ask, granularity=1)

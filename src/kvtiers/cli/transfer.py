@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvtiers.chunks import Key, Namespace, round_up
-from kvtiers.cli.common import layout_of
+from kvtiers.cli.common import layout_of, runs
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.base import ChunkStore, Entry, Item
 from kvtiers.tiers.places import Payload, Place
 
 _BATCH_BYTES = 8 << 20
-_ASKED_AT_ONCE = 1024
 
 
 @dataclass(slots=True)
@@ -26,6 +25,18 @@ class Moved:
     """There already: equal keys have equal bytes."""
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Key and why."""
+    there: int | None = None
+    """How many were there at the end, of those written and those there already; None: not asked."""
+
+    @property
+    def gone(self) -> int:
+        """Those that left again meanwhile, to make room for others."""
+        return 0 if self.there is None else max(0, self.chunks + self.present - self.there)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all are there."""
+        return not self.failed and not self.gone
 
     def document(self) -> dict[str, object]:
         """As JSON."""
@@ -35,6 +46,7 @@ class Moved:
             "chunks": self.chunks,
             "bytes": self.bytes,
             "present": self.present,
+            "there_at_the_end": self.there,
             "failed": failed,
         }
 
@@ -79,16 +91,13 @@ def absent(
                 moved.present += 1
 
 
-def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """The same, so many at once: a tier may hold millions."""
-    some: list[Entry] = []
-    for entry in entries:
-        some.append(entry)
-        if len(some) == _ASKED_AT_ONCE:
-            yield some
-            some = []
-    if some:
-        yield some
+def look_again(place: Place, entries: Iterable[Entry], moved: Moved) -> None:
+    """Count what is there at the end. ``place`` was opened after the last write."""
+    moved.there = sum(
+        found is not None
+        for some in runs(entries)
+        for found in place.find(moved.namespace, [e.key for e in some])
+    )
 
 
 def write_all(

@@ -179,7 +179,9 @@ class TieringManager:
 
     def warm(self, keys: Sequence[Key]) -> None:
         """Promote these from the tiers before anybody asks, as far as there is room to spare."""
-        self._warm_up = WarmUp(keys, self.on_new_request, self.lookup, self.on_request_finished)
+        self._warm_up = WarmUp(
+            keys, self.on_new_request, self.lookup, self.on_request_finished, self._emit
+        )
 
     # -- down: store, cascade --------------------------------------------------------------------
 

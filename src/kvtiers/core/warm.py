@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from kvtiers.chunks import Key, Lookup, RequestContext
 from kvtiers.core.ledger import Request
+from kvtiers.events import Sink, WarmedUp
 
 logger = logging.getLogger("kvtiers")
 
@@ -31,10 +32,12 @@ class WarmUp:
         begin: Callable[[RequestContext], Request],
         lookup: Callable[[Key, Request], Lookup],
         finish: Callable[[Request], None],
+        emit: Sink,
     ) -> None:
         self._keys = deque(dict.fromkeys(keys))
         self._named = len(self._keys)
         self._begin, self._lookup, self._finish = begin, lookup, finish
+        self._emit = emit
         self._request: Request | None = None
         self._asked: list[Key] = []
         self._hits = 0
@@ -76,7 +79,10 @@ class WarmUp:
         """The promotion's own deadlines see to it that every answer becomes HIT or MISS."""
         assert self._request is not None
         verdicts = [(key, self._lookup(key, self._request)) for key in self._asked]
-        self._hits += sum(verdict is Lookup.HIT for _, verdict in verdicts)
+        hits, misses = (sum(v is end for _, v in verdicts) for end in (Lookup.HIT, Lookup.MISS))
+        self._hits += hits
+        if hits or misses:
+            self._emit(WarmedUp(promoted=hits, missing=misses))
         self._asked = [k for k, v in verdicts if v not in (Lookup.HIT, Lookup.MISS)]
         if not self._asked:
             self._finish(self._request)
@@ -84,6 +90,8 @@ class WarmUp:
 
     def _end(self, seconds: float) -> None:
         self.ended = True
+        if self._keys:
+            self._emit(WarmedUp(not_asked=len(self._keys)))
         logger.info(
             "warm-up: %d of %d hot chunks came to host memory in %.1f s, %d were not asked for",
             self._hits,

@@ -1,11 +1,18 @@
-"""The contract of a copier: it moves the bytes of planned copies off the model's thread."""
+"""The contract of a copier: it moves the bytes of planned copies off the model's thread.
 
-from collections.abc import Collection
+And what copiers have in common: what they refuse, and in which words.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvtiers.device.geometry import CopyPlan
+from kvtiers.device.geometry import CopyPlan, Geometry
+from kvtiers.errors import Kind, KVTiersError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Direction(Enum):
@@ -32,6 +39,7 @@ class CopyOutcome:
 class Copier(Protocol):
     """Moves blocks between device tensors and slots of the host region, in order of submission.
 
+    Jobs that touch no slot or block in common may run at once and end in any order.
     All methods are called on the thread of the model. Caller guarantees: the slots and blocks of a
     job are neither reused nor freed before its outcome. A failed copy is an outcome, never an
     exception, and leaves the copier usable.
@@ -52,3 +60,64 @@ class Copier(Protocol):
 
     def close(self) -> None:
         """Finish the running job, fail the waiting ones, let go of all memory. Twice is fine."""
+
+
+def failure(job_id: int, error: Exception, seconds: float = 0.0) -> CopyOutcome:
+    """The outcome of a job that ``error`` ended."""
+    return CopyOutcome(job_id, False, 0, seconds, f"{type(error).__name__}: {error}")
+
+
+def refuse_outside(plan: CopyPlan, sizes: Sequence[tuple[int, int]]) -> None:
+    """Raise IndexError for a slot or block that is not there.
+
+    ``sizes`` are, by group, how many slots and device blocks there are. Nobody else asks: layers
+    share one storage, where a block beyond the last one is another layer's.
+    """
+    for chunk in plan.chunks:
+        num_slots, num_blocks = sizes[chunk.group]
+        if not 0 <= chunk.slot < num_slots:
+            raise IndexError(f"slot {chunk.slot} of {num_slots}")
+        for _, block in chunk.blocks:
+            if not 0 <= block < num_blocks:
+                raise IndexError(f"device block {block} of {num_blocks}")
+
+
+def refuse_unfit(tensors: Sequence["torch.Tensor"], geometry: Geometry, device: str) -> None:
+    """Raise KVTiersError (``Kind.BROKEN``) for tensors that do not hold the geometry's pages.
+
+    They must be (blocks, bytes of a padded page) of one-byte elements on a ``device`` of this type.
+    """
+    for page in (page for group in geometry.groups for page in group.pages):
+        if page.tensor >= len(tensors):
+            raise _error(
+                f"A layer names KV tensor {page.tensor} of {len(tensors)}; please report this with "
+                "the engine's version."
+            )
+        tensor = tensors[page.tensor]
+        fits = (
+            tensor.device.type == device
+            and tensor.element_size() == 1
+            and tensor.dim() == 2
+            and tensor.stride(1) == 1
+            and tensor.shape[1] >= page.local_bytes
+        )
+        if not fits:
+            raise _error(
+                f"KV tensor {page.tensor} ({tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}) "
+                f"is no table of blocks with {page.local_bytes} bytes on a {device} device; please "
+                "report this with the engine's version."
+            )
+
+
+def closed(job_id: int) -> KVTiersError:
+    """What ``submit`` raises after ``close``."""
+    return _error(f"Copy job {job_id} came after the copier was closed.", Kind.CLOSED)
+
+
+def submitted_twice(job_id: int) -> KVTiersError:
+    """What ``submit`` raises for a job that is unfinished."""
+    return _error(f"Copy job {job_id} was submitted twice.")
+
+
+def _error(message: str, kind: Kind = Kind.BROKEN) -> KVTiersError:
+    return KVTiersError(message, kind=kind, operation="copy")

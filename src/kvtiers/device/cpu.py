@@ -1,30 +1,33 @@
-"""The copier for KV caches in host memory: one thread, numpy, no torch operation.
+"""The copier for KV caches in host memory: numpy on threads of its own, no torch operation.
 
 Copies are strided numpy assignments: they release the GIL and are single-threaded. A torch
-``copy_`` would start an OpenMP team that spins beside the model's own.
+``copy_`` would start an OpenMP team that spins beside the model's own. Both sides of every layer
+are viewed once, by place, so that one block costs one pair of indices.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtiers.device.copier import CopyOutcome, Direction
-from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, PageMap
-from kvtiers.device.strided import (
-    Bytes,
-    Layers,
-    Segment,
-    gather_layers,
-    segments,
-    window,
-    zero_unwritten,
+from kvtiers.device.copier import (
+    CopyOutcome,
+    Direction,
+    closed,
+    failure,
+    refuse_outside,
+    refuse_unfit,
+    submitted_twice,
 )
-from kvtiers.errors import Kind, KVTiersError
+from kvtiers.device.cores import use_allowed_cores
+from kvtiers.device.geometry import CopyPlan, Geometry
+from kvtiers.device.strided import Bytes, own_places, places_of, zero_unwritten
+from kvtiers.device.views import Pattern, divided, indices, move
 
 if TYPE_CHECKING:
     import torch
@@ -38,12 +41,13 @@ class _Job:
 
 
 class CpuCopier:
-    """Copies between CPU tensors and the slots in ``region_buffer``, in order, on one thread.
+    """Copies between CPU tensors and the slots in ``region_buffer``, one job after the other.
 
     ``tensors`` are the KV cache, (blocks, bytes of a padded page) of one-byte elements;
-    ``region_buffer`` is the area of the slots, slot ``i`` at ``i * geometry.slot_bytes``.
-    ``clock`` (seconds) is read on the copier's thread before and after each job.
-    Raises KVTiersError (``Kind.BROKEN``) if the tensors do not fit the geometry.
+    ``region_buffer`` is the area of the slots. The layers of each job are divided between
+    ``threads`` threads, on which ``prepare`` is called first. ``clock`` (seconds) is read on the
+    first one before and after each job. Raises KVTiersError (``Kind.BROKEN``) if the tensors do not
+    fit the geometry.
     """
 
     def __init__(
@@ -52,15 +56,23 @@ class CpuCopier:
         region_buffer: memoryview,
         geometry: Geometry,
         *,
+        threads: int = 1,
+        prepare: Callable[[], None] = use_allowed_cores,
         clock: Callable[[], float] = time.perf_counter,
-        thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
-        _check_tensors(tensors, geometry)
+        refuse_unfit(tensors, geometry, "cpu")
         self._geometry = geometry
         self._clock = clock
         self._host: Bytes = np.frombuffer(region_buffer, dtype=np.uint8)
-        self._num_slots = len(self._host) // geometry.slot_bytes
-        self._layers = [gather_layers(tensors, group.pages) for group in geometry.groups]
+        self._shares = divided(tensors, self._host, geometry, threads)
+        self._sizes = [
+            _sizes(p for share in self._shares for p in share[group.group])
+            for group in geometry.groups
+        ]
+        self._prepare = prepare
+        self._pool = ThreadPoolExecutor(
+            max(1, threads - 1), thread_name_prefix="kvtiers-copier", initializer=prepare
+        )  # its threads start with the first job for them
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
         self._unfinished: set[int] = set()
@@ -68,16 +80,16 @@ class CpuCopier:
         self._done = 0
         self._failed = 0
         self._closing = False
-        self._thread = thread(target=self._work, name="kvtiers-copier", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="kvtiers-copier", daemon=True)
         self._thread.start()
 
     def submit(self, job_id: int, direction: Direction, plan: CopyPlan) -> None:
         """Take a job; returns before its bytes move."""
         with self._changed:
             if self._closing:
-                raise _error(f"Copy job {job_id} came after the copier was closed.", Kind.CLOSED)
+                raise closed(job_id)
             if job_id in self._unfinished:
-                raise _error(f"Copy job {job_id} was submitted twice.", Kind.BROKEN)
+                raise submitted_twice(job_id)
             self._unfinished.add(job_id)
             self._waiting.append(_Job(job_id, direction, plan))
             self._changed.notify_all()
@@ -102,7 +114,8 @@ class CpuCopier:
                 self._finish(CopyOutcome(job.id, False, 0, 0.0, "the copier was closed"))
             self._changed.notify_all()
         self._thread.join()
-        self._layers = []
+        self._pool.shutdown()
+        self._shares = []
         self._host = np.empty(0, np.uint8)
 
     def check(self) -> None:
@@ -122,6 +135,7 @@ class CpuCopier:
         )
 
     def _work(self) -> None:
+        self._prepare()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
@@ -142,103 +156,41 @@ class CpuCopier:
     def _run(self, job: _Job) -> CopyOutcome:
         begin = self._clock()
         try:
-            self._check_range(job.plan)
+            refuse_outside(job.plan, self._sizes)
             if job.direction is Direction.STORE:
                 zero_unwritten(self._host, self._geometry, job.plan)
-            moved = sum(
-                self._copy_group(group, job) for group in {chunk.group for chunk in job.plan.chunks}
-            )
+            moved = self._move(job)
         except Exception as e:  # whatever it was: a failed copy is a miss, the engine goes on
             seconds = self._clock() - begin
-            return CopyOutcome(job.id, False, 0, seconds, f"{type(e).__name__}: {e}")
+            return failure(job.id, e, seconds)
         return CopyOutcome(job.id, True, moved, self._clock() - begin)
 
-    def _check_range(self, plan: CopyPlan) -> None:
-        """Layers share one storage, where a block beyond the last one is another layer's."""
-        for chunk in plan.chunks:
-            num_blocks = min(layers.num_blocks for layers in self._layers[chunk.group])
-            if not 0 <= chunk.slot < self._num_slots:
-                raise IndexError(f"slot {chunk.slot} of {self._num_slots}")
-            for _, block in chunk.blocks:
-                if not 0 <= block < num_blocks:
-                    raise IndexError(f"device block {block} of {num_blocks}")
+    def _move(self, job: _Job) -> int:
+        """Bytes moved; no thread touches any more when this returns or raises."""
+        others = [self._pool.submit(self._copy_share, share, job) for share in self._shares[1:]]
+        try:
+            moved = self._copy_share(self._shares[0], job)
+        finally:
+            wait(others)
+        return moved + sum(other.result() for other in others)
 
-    def _copy_group(self, group: int, job: _Job) -> int:
-        chunks = [chunk for chunk in job.plan.chunks if chunk.group == group]
-        everything = segments(_places(chunks))
+    def _copy_share(self, share: Sequence[Sequence[Pattern]], job: _Job) -> int:
+        groups = {chunk.group for chunk in job.plan.chunks}
+        return sum(self._copy_group(share[group], group, job) for group in groups)
+
+    def _copy_group(self, patterns: Sequence[Pattern], group: int, job: _Job) -> int:
+        places = places_of(chunk for chunk in job.plan.chunks if chunk.group == group)
+        everything = indices(places)
         moved = 0
-        for layers in self._layers[group]:
+        for pattern in patterns:
             chosen = everything
-            if job.direction is Direction.STORE and layers.page.num_writers > 1:
-                chosen = segments(self._own_places(layers.page, chunks))
-            moved += sum(self._copy(group, layers, s, job.direction) for s in chosen)
-        return moved
-
-    def _own_places(
-        self, page: PageMap, chunks: Sequence[ChunkCopy]
-    ) -> Iterator[tuple[int, int, int]]:
-        place = self._geometry.place
-        return (p for p in _places(chunks) if page.writes(place(p[0], p[1])))
-
-    def _copy(self, group: int, layers: Layers, part: Segment, direction: Direction) -> int:
-        page, slot_bytes = layers.page, self._geometry.slot_bytes
-        device_start = layers.device_start + part.block * layers.block_step
-        host_start = part.slot * slot_bytes + self._geometry.page_start(
-            group, layers.first, part.sub
-        )
-        layer_step = page.canonical_bytes * self._geometry.blocks_per_chunk
-        block_step = part.slot_step * slot_bytes + part.sub_step * page.canonical_bytes
-        moved = 0
-        for run in page.runs:
-            shape = (layers.count, part.blocks, run.count, run.nbytes)
-            device = window(
-                layers.device,
-                shape,
-                device_start + run.device_offset,
-                (layers.device_step, part.block_step * layers.block_step, run.device_stride, 1),
-            )
-            host = window(
-                self._host,
-                shape,
-                host_start + run.page_offset,
-                (layer_step, block_step, run.page_stride, 1),
-            )
-            if direction is Direction.STORE:
-                host[:] = device
-            else:
-                device[:] = host
-            moved += device.size
+            if job.direction is Direction.STORE and pattern.page.num_writers > 1:
+                chosen = indices(own_places(places, pattern.page, self._geometry))
+            moved += move(pattern, chosen, job.direction)
         return moved
 
 
-def _places(chunks: Iterable[ChunkCopy]) -> Iterator[tuple[int, int, int]]:
-    return ((chunk.slot, sub, block) for chunk in chunks for sub, block in chunk.blocks)
-
-
-def _check_tensors(tensors: Sequence["torch.Tensor"], geometry: Geometry) -> None:
-    for page in (page for group in geometry.groups for page in group.pages):
-        if page.tensor >= len(tensors):
-            raise _error(
-                f"A layer names KV tensor {page.tensor} of {len(tensors)}; please report this with "
-                "the engine's version.",
-                Kind.BROKEN,
-            )
-        tensor = tensors[page.tensor]
-        fits = (
-            tensor.device.type == "cpu"
-            and tensor.element_size() == 1
-            and tensor.dim() == 2
-            and tensor.stride(1) == 1
-            and tensor.shape[1] >= page.local_bytes
-        )
-        if not fits:
-            raise _error(
-                f"KV tensor {page.tensor} ({tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}) "
-                f"is no table of blocks with {page.local_bytes} bytes in host memory; please "
-                "report this with the engine's version.",
-                Kind.BROKEN,
-            )
-
-
-def _error(message: str, kind: Kind) -> KVTiersError:
-    return KVTiersError(message, kind=kind, operation="copy")
+def _sizes(patterns: Iterable[Pattern]) -> tuple[int, int]:
+    """How many slots and device blocks all of these layers have."""
+    runs = [run for pattern in patterns for run in pattern.runs]
+    return min(len(run.host) for run in runs), min(len(run.device) for run in runs)

@@ -74,7 +74,11 @@ def _touch(a: Run, b: Run) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PageMap:
-    """One layer of one group on one rank: how its page maps into the canonical page."""
+    """One layer of one group on one rank: how its page maps into the canonical page.
+
+    A layer whose parts are divided between the ranks in different ways has one for each part; all
+    name the layer's tensor, and together their runs hold the local page. ``pages`` makes them.
+    """
 
     tensor: int
     """Index of the device tensor that holds the layer."""
@@ -87,18 +91,22 @@ class PageMap:
     writer_index: int = 0
     portable: bool = True
     """Whether the canonical bytes are the same under every parallel configuration."""
+    why_bound: str = ""
+    """Why they are not, in words."""
+    kind: str = "attention"
+    """What the layer keeps, in words: for people."""
+    order: str = ""
+    """Names the order of the canonical bytes where their number does not tell it."""
+    why_per_block: str = "nobody says how tokens lie in a block"
+    """Why a chunk's bytes depend on how many tokens a block has, in words; empty: they do not."""
 
     def writes(self, place: int) -> bool:
         """Whether this rank stores the page at ``place`` (see :meth:`Geometry.place`)."""
         return place % self.num_writers == self.writer_index
 
     def check(self) -> None:
-        """Raise AssertionError unless the runs hold the local page exactly once."""
-        local = sorted(span for run in self.runs for span in run.device_spans())
-        assert local, f"no runs in {self!r}"
-        ends = [0, *(stop for _, stop in local)]
-        starts = [*(start for start, _ in local), self.local_bytes]
-        assert starts == ends, f"runs do not tile the local page of tensor {self.tensor}"
+        """Raise AssertionError unless the runs lie apart in the canonical page."""
+        assert self.runs, f"no runs in {self!r}"
         page = sorted(span for run in self.runs for span in run.page_spans())
         inside = page[0][0] >= 0 and page[-1][1] <= self.canonical_bytes
         assert inside, f"runs leave the canonical page of tensor {self.tensor}"
@@ -108,7 +116,20 @@ class PageMap:
         assert turn, f"writer {self.writer_index} of {self.num_writers} never has a turn"
 
 
-def opaque_page(tensor: int, page_bytes: int, num_ranks: int, rank: int) -> PageMap:
+def check_tiles(pages: Sequence[PageMap]) -> None:
+    """Raise AssertionError unless the pages of each tensor hold its local page exactly once."""
+    for tensor in sorted({page.tensor for page in pages}):
+        parts = [page for page in pages if page.tensor == tensor]
+        local = sorted(span for p in parts for run in p.runs for span in run.device_spans())
+        ends = [0, *(stop for _, stop in local)]
+        sizes = {page.local_bytes for page in parts}
+        starts = [*(start for start, _ in local), *sizes]
+        assert starts == ends, f"runs do not tile the local page of tensor {tensor}"
+
+
+def opaque_page(
+    tensor: int, page_bytes: int, num_ranks: int, rank: int, why: str = "nobody certifies its bytes"
+) -> PageMap:
     """A page nobody certifies: each rank's bytes whole, at a place no other rank writes."""
     return PageMap(
         tensor=tensor,
@@ -116,6 +137,7 @@ def opaque_page(tensor: int, page_bytes: int, num_ranks: int, rank: int) -> Page
         canonical_bytes=num_ranks * page_bytes,
         runs=(Run(0, rank * page_bytes, page_bytes),),
         portable=False,
+        why_bound=why,
     )
 
 
@@ -127,6 +149,8 @@ class Elsewhere:
     """Bytes of the canonical page of each layer that comes before this stage's."""
     after: tuple[int, ...] = ()
     portable: bool = True
+    orders: tuple[str, ...] = ()
+    """Named orders of the pages of all stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +180,14 @@ class Geometry:
         object.__setattr__(self, "_starts", starts)
         object.__setattr__(self, "slot_bytes", max(round_up(s[-1]) for s in starts))
 
+    def slot_start(self, slot: int) -> int:
+        """Where host slot ``slot`` starts in the area of the slots (bytes): nobody else says so."""
+        return slot * self.slot_bytes
+
+    def num_slots(self, area_bytes: int) -> int:
+        """How many slots an area of this size holds."""
+        return area_bytes // self.slot_bytes
+
     def payload_bytes(self, group: int) -> int:
         """Bytes of the pages of one chunk, without the zeros at its end."""
         return self._starts[group][-1]
@@ -177,6 +209,10 @@ class Geometry:
         """Whether the chunks of ``group`` are the same under every parallel configuration."""
         here = self.groups[group]
         return here.elsewhere.portable and all(page.portable for page in here.pages)
+
+    def any_block_size(self, group: int) -> bool:
+        """Whether the chunks of ``group`` are the same whatever block size divides them."""
+        return not any(page.why_per_block for page in self.groups[group].pages)
 
     def fragments_per_chunk(self, group: int) -> int:
         """Separate pieces this rank copies for a whole chunk: what its copies cost."""
@@ -213,6 +249,7 @@ class Geometry:
                         *(page.canonical_bytes for page in g.pages),
                         *g.elsewhere.after,
                     ],
+                    **_orders(g),
                 }
                 for g in self.groups
             ],
@@ -226,6 +263,7 @@ class Geometry:
             assert group.pages, f"group {index} has no layers"
             for page in group.pages:
                 page.check()
+            check_tiles(group.pages)
 
     def __repr__(self) -> str:
         layers = "+".join(str(len(g.pages)) for g in self.groups)
@@ -233,6 +271,13 @@ class Geometry:
             f"<Geometry rank {self.rank}: {layers} layers, {self.blocks_per_chunk} blocks a chunk, "
             f"slots of {self.slot_bytes} bytes>"
         )
+
+
+def _orders(group: GroupGeometry) -> dict[str, list[str]]:
+    """The named orders of the pages, each once; nothing where none has a name."""
+    own = (page.order for page in group.pages)
+    named = list(dict.fromkeys(order for order in group.elsewhere.orders or own if order))
+    return {"orders": named} if named else {}
 
 
 def _layer_starts(group: GroupGeometry, blocks_per_chunk: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
 from kvtiers.host.limits import Limit, available_memory, container_limits
+from kvtiers.host.pretouch import PageToucher
 from kvtiers.host.regionfile import (
     DIRECTORY,
     HEADER_BYTES,
@@ -46,6 +47,7 @@ class Region:
         self._header = header
         self._fd = fd
         self._closed = False
+        self._toucher: PageToucher | None = None
         with closing_on_error(fd), map_errors("map", path):
             self._map = mmap.mmap(fd, header.file_bytes, mmap.MAP_SHARED)
         self._slots = memoryview(self._map)[HEADER_BYTES:]
@@ -107,6 +109,16 @@ class Region:
         self._require_open("buffer")
         return self._slots
 
+    def touch_ahead(self, turn: int = 0, turns: int = 1) -> PageToucher:
+        """Touch all slots in the background, from part ``turn`` of ``turns``, until ``close``.
+
+        See :mod:`kvtiers.host.pretouch`. Once is enough: later calls give the same.
+        """
+        self._require_open("touch")
+        if self._toucher is None:
+            self._toucher = PageToucher(self._slots, turn, turns)
+        return self._toucher
+
     def view(self, slot: int, nbytes: int, writable: bool) -> memoryview:
         """The first ``nbytes`` bytes of ``slot``, not copied."""
         self._require_open("view")
@@ -138,6 +150,8 @@ class Region:
         if self._closed:
             return
         self._closed = True
+        if self._toucher is not None:
+            self._toucher.stop()
         with suppress(BufferError):  # a view is in use
             self._slots.release()
             self._map.close()

@@ -166,8 +166,8 @@ class Place(Protocol):
         one, which stays where it is.
         """
 
-    def usage(self) -> list[Usage]:
-        """Bytes by namespace and part; parts without files are left out."""
+    def usage(self, advance: Callable[[int], None] = unheard) -> list[Usage]:
+        """Bytes by namespace and part; parts without files are left out. ``advance``: of files."""
 
     def segments(self) -> list[int]:
         """Lengths of the segments, where chunks lie in any."""

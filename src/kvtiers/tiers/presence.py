@@ -132,7 +132,7 @@ class InstantPresence:
         for key in keys:
             self._denials.lift(key)
 
-    def announce(self, keys: Iterable[Key]) -> list[Key]:
+    def announce(self, keys: Iterable[Key], since: int | None = None) -> list[Key]:
         """These are there by our doing. Returns those that still are.
 
         What left between its write and this was, or will be, said to be gone: that is the end.
@@ -233,23 +233,29 @@ class Presence:
             self._held.popitem(last=False)
             self._overflowed = True
 
-    def announce(self, keys: Iterable[Key]) -> list[Key]:
+    def announce(self, keys: Iterable[Key], since: int | None = None) -> list[Key]:
         """These are there by our doing. Returns those that were not announced before.
 
         One that a question or the scan found first, between its write and this, is announced too.
+        One that was lost after the moment ``since`` may have left after it was written: of that
+        nothing is known until somebody asks, or writes it again.
         """
+        if since is not None and self._losses:
+            keys = [key for key in keys if not self._losses.after(key, since)]
         new = [key for key in keys if not self._held.get(key, False)]
         self._held.update(dict.fromkeys(new, True))
         self.add(new)
         return new
 
     def discard(self, keys: Iterable[Key]) -> list[Key]:
-        """These are gone. Returns those that were known."""
+        """These are gone. Returns those that were known, or that may have been and were forgotten.
+
+        So of what was announced nothing goes unsaid; of the latter it may be said more than once.
+        """
         known = []
         for key in keys:
             self._losses.add(key)
-            if key in self._held:
-                del self._held[key]
+            if self._held.pop(key, None) is not None or self._overflowed:
                 known.append(key)
         return known
 

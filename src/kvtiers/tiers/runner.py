@@ -221,7 +221,7 @@ class StoreTier:
             failed = [(key, error) for key, error in pairs if error is not None]
         if piece.kind is JobKind.LOAD:
             self._presence.add(good, piece.since)
-        elif new := self._presence.announce(good):
+        elif new := self._presence.announce(good, piece.since):
             self._events.append(ChunksStored(self.label, tuple(new)))
         if failed and piece.kind is JobKind.LOAD:
             for kind, reason in _GONE.items():

@@ -12,6 +12,7 @@ from kvtiers.options import nearest
 from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.files_place import FilesPlace
 from kvtiers.tiers.fs.log_place import LogPlace
+from kvtiers.tiers.fs.tools import FsURL
 from kvtiers.tiers.places import Complain, Place
 
 
@@ -21,8 +22,7 @@ class Layout:
 
     lies_at: Callable[[str], bool]
     """Whether a folder holds chunks of it. Never raises."""
-    open: Callable[[str, Complain, int | None, str], Place]
-    """From folder, who is told of problems, ``capacity_bytes`` and ``direct_io``."""
+    open: Callable[[FsURL, Complain], Place]
 
 
 LAYOUTS: Mapping[str, Layout] = {
@@ -36,16 +36,6 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]?)(i?)B?", re.IGNORECASE)
 _MAX_BYTES = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class FsURL:
-    """What a URL of an ``fs`` tier says."""
-
-    path: str
-    layout: str | None = None
-    capacity_bytes: int | None = None
-    direct_io: str = "auto"
-
-
 def open_place(url: str, complain: Complain, *, make: bool = False) -> Place:
     """The place that ``url`` names. ``make``: it need not exist, a store may make it.
 
@@ -56,8 +46,7 @@ def open_place(url: str, complain: Complain, *, make: bool = False) -> Place:
         _refuse_no_folder(url, parsed.path)
     if not make:
         _refuse_strange_folder(url, parsed.path)
-    layout = LAYOUTS[layout_of(url, parsed)]
-    return layout.open(parsed.path, complain, parsed.capacity_bytes, parsed.direct_io)
+    return LAYOUTS[layout_of(url, parsed)].open(parsed, complain)
 
 
 def _refuse_no_folder(url: str, path: str) -> None:

@@ -24,6 +24,7 @@ from kvtiers.tiers.fs.files_place import FilesPlace
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log_place import LogPlace
 from kvtiers.tiers.fs.names import chunk_path
+from kvtiers.tiers.fs.tools import FsURL
 from tests.unit.tiers.fs.fs_kit import flip
 from tests.unit.tiers.tier_kit import ManualClock, filled
 
@@ -52,6 +53,20 @@ def manifest(model: str = "m", **fields: Any) -> Namespace:
         "bytes": {"blocks_per_chunk": 1},
     }
     return Namespace({**known, **fields})
+
+
+def group(
+    index: int, kind: str = "FullAttentionSpec", blocks: int = 1, window: int | None = None
+) -> dict[str, Any]:
+    """A KV-cache group in a manifest."""
+    return {
+        "group": index,
+        "kind": kind,
+        "tokens_per_block": 16,
+        "blocks_per_chunk": blocks,
+        "window_tokens": window,
+        "layers": [],
+    }
 
 
 NAMESPACE = manifest()
@@ -95,7 +110,7 @@ class Tier:
         return FilesPlace if self.layout == "files" else LogPlace
 
     def place(self) -> FilesPlace | LogPlace:
-        return self.place_type(str(self.root), lambda sentence: None)
+        return self.place_type(FsURL(str(self.root)), lambda sentence: None)
 
     def fill(
         self, keys: Sequence[Key] = KEYS, namespace: Namespace = NAMESPACE, used_at: float = WALL
@@ -118,7 +133,7 @@ class Tier:
         """The file of a chunk, and where in it its payload begins."""
         if self.layout == "files":
             return self.file(key, namespace), PAGE_BYTES
-        at = LogPlace(str(self.root), pytest.fail)._snapshot(namespace.id).index.find(key)
+        at = LogPlace(FsURL(str(self.root)), pytest.fail)._snapshot(namespace.id).index.find(key)
         assert at is not None
         return self.root / "log" / f"{at.segment:08d}.kvs", at.page * PAGE_BYTES
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kvtiers.cli import measure
+from kvtiers.cli.bare import BareFiles, BareSegments
 from kvtiers.cli.measure import percentile
 from kvtiers.cli.trials import trial_folder
 from kvtiers.tiers.fs.files import FilesStore
@@ -28,6 +30,27 @@ def test_it_measures_tier_and_disk(tier):
         assert figures["bytes_per_s"] > 0
         assert 0 < figures["p50_s"] <= figures["p99_s"]
     assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
+
+
+def test_the_disk_alone_is_called_as_the_tier_calls_it(tier, monkeypatch):
+    """Or a share of it would say nothing."""
+    calls, real = [], measure.run_calls
+
+    def noted(bare, act, lanes, first, end):
+        calls.append((type(bare), bare.per_call, lanes, end - first))
+        real(bare, act, lanes, first, end)
+
+    monkeypatch.setattr(measure, "run_calls", noted)
+    ran = good(kvtiers("bench", "tier", tier.url, *WORDS, "--json")).json
+    shape = (BareFiles, 1) if tier.layout == "files" else (BareSegments, 64)
+    assert calls == [(*shape, 8, 64), (*shape, 8 + 8, 64)]
+    written, read, *disk = ran["figures"]
+    for ours, most in zip((written, read), disk, strict=True):
+        assert ours["share_of_disk"] == pytest.approx(ours["bytes_per_s"] / most["bytes_per_s"])
+        assert most["share_of_disk"] is None
+    text = good(kvtiers("bench", "tier", f"{tier.url}?direct_io=off", *WORDS)).out
+    assert "OF THE DISK" in text
+    assert "through the page cache" in text
 
 
 @pytest.mark.parametrize("words", [["--chunk-bytes", "4KiB"], ["--chunk-bytes", "1MiB"]])

@@ -91,10 +91,11 @@ def test_looking_beside_it(tier, engine, prompt):
 @pytest.mark.parametrize("target_layout", ["files", "log"])
 def test_copying_beside_it(tier, engine, tmp_path, target_layout):
     archive, target = tmp_path / "a.tar", Tier(tmp_path / "target", target_layout)
+    roomy = f"{target.url}?layout={target_layout}&capacity=16MiB"
     for words in (
         ["export", tier.url, archive],
-        ["import", archive, target.new],
-        ["migrate", tier.url, target.new],
+        ["import", archive, roomy],
+        ["migrate", tier.url, roomy],
         ["warm", tier.url, "--from-recent", "5", "-o", tmp_path / "hot.json"],
         ["verify", target.url],
     ):

@@ -6,12 +6,16 @@ import resource
 
 import pytest
 
-from kvtiers.cli import checks
+from kvtiers.cli import checks, diskchecks
 from kvtiers.cli.checks import check_chunk, check_direct, check_disk, check_inodes
-from kvtiers.cli.logchecks import check_local, check_segments, file_system
+from kvtiers.cli.diskchecks import check_file_system, file_system, judge_speed
+from kvtiers.cli.logchecks import check_segments
 from kvtiers.cli.output import size
 from kvtiers.cli.verdicts import Grade
+from kvtiers.errors import ConfigError
+from kvtiers.tiers.urls import LAYOUTS
 from tests.unit.cli.cli_kit import (
+    Tier,
     good,
     in_private_mounts,
     kvtiers,
@@ -63,7 +67,7 @@ def test_a_log_that_is_there(tier):
 @only_log
 def test_a_capacity_that_a_log_cannot_keep(tier):
     ran = kvtiers("doctor", f"{tier.url}?capacity=100KiB", "--json")
-    assert (ran.status, graded(ran)["segments"]) == (1, "fail")
+    assert (ran.status, graded(ran)["capacity"]) == (1, "fail")
 
 
 def test_the_bound_that_rules_here_is_the_one_that_counts(tier):
@@ -79,7 +83,7 @@ def test_a_share_of_the_disk_is_held_against_it(tmp_path):
     found = {c["check"]: c["found"] for c in ran.json["checks"]}
     disk = os.statvfs(tmp_path)
     assert f"capacity is {size(int(0.5 * disk.f_blocks * disk.f_frsize))}" in found["disk space"]
-    assert "local disk" in found
+    assert "file system" in found
 
 
 def test_a_share_of_a_disk_that_others_fill_is_no_failure_and_names_its_key():
@@ -101,8 +105,6 @@ def test_a_share_of_a_disk_that_is_full_has_no_smaller_share_that_fits():
 
 def test_whatever_is_wrong_with_a_share_the_remedy_names_it():
     assert "capacity_fraction" in check_inodes(1, 1 << 20, 4096, None, "capacity_fraction").remedy
-    few = check_segments([], 8192, 1 << 17, "capacity_fraction")
-    assert "raise capacity_fraction" in few.remedy
 
 
 def test_a_share_reaches_the_check_of_a_tier_that_is_there(tmp_path):
@@ -151,15 +153,24 @@ def test_which_file_system_holds_a_folder(folder, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "grade"),
-    [("ext4", Grade.OK), ("tmpfs", Grade.OK), ("nfs4", Grade.WARN), ("fuse.sshfs", Grade.WARN)],
+    ("kind", "grades"),
+    [
+        ("ext4", ["ok", "ok"]),
+        ("nfs4", ["ok", "warn"]),
+        ("fuse.sshfs", ["ok", "warn"]),
+        ("tmpfs", ["warn", "warn"]),
+        ("cgroup2", ["fail", "fail"]),
+        ("proc", ["fail", "fail"]),
+    ],
 )
-def test_a_log_on_a_network_file_system_is_warned_of(tmp_path, kind, grade):
+def test_a_file_system_is_fit_or_not(tmp_path, kind, grades):
+    """A log has one owner, so one that hosts share is not for it."""
     (tmp_path / "mounts").write_text(f"1 1 8:1 / / rw - {kind} x rw\n")
-    check = check_local("/", str(tmp_path / "mounts"))
-    assert check.grade is grade
-    assert kind in check.found
-    assert check_local("/", str(tmp_path / "absent")).grade is Grade.WARN
+    checks = [check_file_system("/", layout, str(tmp_path / "mounts")) for layout in LAYOUTS]
+    assert [check.grade.value for check in checks] == grades
+    assert all(kind in check.found for check in checks)
+    absent = check_file_system("/", "files", str(tmp_path / "absent"))
+    assert absent.grade is Grade.WARN
 
 
 @pytest.mark.parametrize(
@@ -167,7 +178,6 @@ def test_a_log_on_a_network_file_system_is_warned_of(tmp_path, kind, grade):
     [
         ([], None, None, Grade.OK),
         ([], 8192, 1 << 20, Grade.OK),
-        ([], 8192, 1 << 17, Grade.FAIL),
         ([1 << 20] * 3, 8192, 3 << 20, Grade.OK),
         ([1 << 20] * 3, 8192, 2 << 20, Grade.WARN),
         ([1 << 20] * 3, 1 << 20, None, Grade.WARN),
@@ -175,6 +185,122 @@ def test_a_log_on_a_network_file_system_is_warned_of(tmp_path, kind, grade):
 )
 def test_segments_suit_the_capacity_and_the_chunks(lengths, chunk, capacity, grade):
     assert check_segments(lengths, chunk, capacity).grade is grade
+
+
+# -- a root that is absent ------------------------------------------------------------------------
+
+
+def rows(ran):
+    return {check["check"]: check for check in ran.json["checks"]}
+
+
+@pytest.mark.parametrize("root", ["/proc/x", "/proc/self/x/y"])
+def test_where_no_files_are_stored_nothing_is_tried(root):
+    ran = kvtiers("doctor", f"fs://{root}", "--chunk-bytes", "64KiB", "--json")
+    assert (ran.status, rows(ran)["file system"]["grade"]) == (1, "fail")
+    assert "which stores no files" in rows(ran)["file system"]["found"]
+    assert {"permissions", "disk space", "chunk size"}.isdisjoint(rows(ran))
+    assert not os.path.exists(root)
+
+
+def test_a_file_in_the_way_of_a_root(tmp_path):
+    (tmp_path / "file").touch()
+    ran = kvtiers("doctor", f"fs://{tmp_path}/file/below/kv?capacity=1GiB", "--json")
+    assert (ran.status, rows(ran)["permissions"]["grade"]) == (1, "fail")
+    assert rows(ran)["permissions"]["found"] == f"{tmp_path}/file is in the way"
+
+
+def test_a_root_that_cannot_be_made_is_found_out_by_making_one(tmp_path):
+    """Whatever the modes say: here nobody may write, root included."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    ran = in_private_mounts(f"""
+        mount -t tmpfs -o ro,mode=777 tmpfs {mounted} || exit 9
+        exec "$0" -m kvtiers.cli doctor fs://{mounted}/kv --chunk-bytes 64KiB --json
+    """)
+    assert (ran.status, rows(ran)["permissions"]["grade"]) == (1, "fail")
+    assert "Read-only file system" in rows(ran)["permissions"]["found"]
+    assert rows(ran)["file system"]["grade"] == "warn"  # memory
+    assert "chunk size" not in rows(ran)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_capacity_that_an_engine_refuses_is_a_failure_in_its_words(tmp_path, layout, there):
+    root = tmp_path / "kv"
+    if there:
+        root.mkdir(0o700)
+    url = f"fs://{root}?layout={layout}&capacity="
+    ran = kvtiers("doctor", f"{url}16KiB", "--json")
+    assert (ran.status, rows(ran)["capacity"]["grade"]) == (1, "fail")
+    needed = int(rows(ran)["capacity"]["remedy"].split("at least ")[1].split()[0])
+    assert graded(good(kvtiers("doctor", f"{url}{needed}", "--json")))["capacity"] == "ok"
+    assert kvtiers("doctor", f"{url}{needed - 1}", "--json").status == 1
+    tier = Tier(tmp_path / "real", layout)
+    with pytest.raises(ConfigError, match="give at least"):
+        tier.open(capacity_bytes=16 << 10)
+
+
+def test_a_capacity_is_held_to_chunks_that_are_said(tmp_path, layout, monkeypatch):
+    url = f"fs://{tmp_path}/kv?layout={layout}&capacity="
+    monkeypatch.setattr(diskchecks, "TRIAL_BYTES", 4 << 20)
+    words = ["--chunk-bytes", "1MiB", "--json"]
+    ran = kvtiers("doctor", f"{url}1MiB", *words)
+    assert (ran.status, rows(ran)["capacity"]["grade"]) == (1, "fail")
+    ran = kvtiers("doctor", f"{url}12MiB", *words)
+    few = rows(ran)["capacity"]
+    assert few["grade"] == ("warn" if layout == "files" else "fail")  # a log needs 16
+    if layout == "files":
+        assert "room for 11 chunks of 1.0 MiB" in few["found"]
+        assert few["remedy"] == "raise capacity_bytes"
+    assert graded(kvtiers("doctor", f"{url}64MiB", *words))["capacity"] == "ok"
+
+
+def test_a_share_that_is_too_small_is_called_a_share(tmp_path, layout):
+    config = with_tier(root_dir=f"{tmp_path}/x", capacity_fraction=1e-12, layout=layout)
+    ran = kvtiers("doctor", "--config", json.dumps(config), "--json")
+    assert (ran.status, rows(ran)["capacity"]["grade"]) == (1, "fail")
+    assert rows(ran)["capacity"]["remedy"].startswith("capacity_fraction ")
+
+
+def test_chunks_of_a_size_are_tried_on_the_disk_and_nothing_stays(tmp_path, tier, monkeypatch):
+    monkeypatch.setattr(diskchecks, "TRIAL_BYTES", 8 << 20)
+    monkeypatch.setattr(diskchecks, "_TRIAL_CHUNKS", 64)
+    for root, folder in ((tier.root, tier.root), (tmp_path / "new" / "kv", tmp_path)):
+        before = set(folder.rglob("*"))
+        url = f"fs://{root}?layout={tier.layout}"
+        ran = good(kvtiers("doctor", url, "--chunk-bytes", "16KiB", "--json"))
+        found = rows(ran)["chunk size"]
+        assert found["found"].startswith(f"16.0 KiB a chunk, layout {tier.layout}: writes ")
+        assert found["found"].count("% of the disk") == 2
+        assert set(folder.rglob("*")) == before
+    large = good(kvtiers("doctor", f"{url}&capacity=1GiB", "--chunk-bytes", "4MiB", "--json"))
+    assert rows(large)["chunk size"]["found"].endswith("no call is larger")
+
+
+@pytest.mark.parametrize(
+    ("layout", "ours", "grade", "advice"),
+    [
+        ("files", [0.4e9, 0.9e9], Grade.OK, ""),
+        ("files", [0.3e9, 0.9e9], Grade.WARN, "use layout=log"),
+        ("log", [0.9e9, 0.3e9], Grade.WARN, "raise blocks_per_chunk"),
+    ],
+)
+def test_chunks_that_leave_most_of_the_disk_unused_are_advised_against(layout, ours, grade, advice):
+    check = judge_speed("64.0 KiB a chunk", layout, ours, [1e9, 1e9])
+    assert check.grade is grade
+    assert check.remedy.startswith(advice)
+    assert f"writes {ours[0] / 1e9:.2f} GB/s, {ours[0] / 1e7:.0f}% of the disk" in check.found
+
+
+def test_a_disk_without_room_for_a_trial_is_not_tried(tmp_path):
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    ran = in_private_mounts(f"""
+        mount -t tmpfs -o size=4m,mode=700 tmpfs {mounted} || exit 9
+        exec "$0" -m kvtiers.cli doctor fs://{mounted}/kv --chunk-bytes 64KiB --json
+    """)
+    assert (ran.status, rows(ran)["chunk size"]["grade"]) == (0, "warn")
+    assert "not tried" in rows(ran)["chunk size"]["found"]
 
 
 def test_it_leaves_nothing_behind(tier):

@@ -20,6 +20,7 @@ from tests.unit.cli.cli_kit import (
     WALL,
     Tier,
     good,
+    group,
     kvtiers,
     manifest,
     only_files,
@@ -54,6 +55,19 @@ def test_ls_chunks_shows_those_used_last_first(tier):
     assert [c["key"] for c in ran["chunks"]] == [k.hex() for k in reversed(KEYS[1:])]
     assert ran["left_out"] == 3
     assert "3 more" in good(kvtiers("ls", tier.url, "--chunks", "--limit", "3")).out
+
+
+def test_a_document_has_all_chunks_and_a_table_says_how_many_it_leaves_out(tier):
+    tier.fill(chunk_keys(list(range(16 * 120)), 0, 16, 16))
+    ran = good(kvtiers("ls", tier.url, "--chunks", "--json")).json
+    assert (len(ran["chunks"]), ran["left_out"]) == (126, 0)
+    last = [c["last_used"] for c in ran["chunks"]]
+    assert last == sorted(last, reverse=True)
+    text = good(kvtiers("ls", tier.url, "--chunks")).out
+    assert len(text.splitlines()) == 1 + 100 + 1
+    assert "26 more" in text
+    ran = good(kvtiers("ls", tier.url, "--chunks", "--json", "--limit", "7")).json
+    assert (len(ran["chunks"]), ran["left_out"]) == (7, 119)
 
 
 def test_du_counts_what_a_capacity_counts(tier):
@@ -140,19 +154,8 @@ def stored_with(tmp_path, namespace, keys):
     return Tier(tmp_path / "own").fill(keys, namespace)
 
 
-def span(group, kind="FullAttentionSpec", blocks=1, window=None):
-    return {
-        "group": group,
-        "kind": kind,
-        "tokens_per_block": 16,
-        "blocks_per_chunk": blocks,
-        "window_tokens": window,
-        "layers": [],
-    }
-
-
 def test_a_window_needs_what_it_reaches_and_no_more(tmp_path, prompt):
-    namespace = manifest(groups=[span(0), span(1, "SlidingWindowSpec", window=20)])
+    namespace = manifest(groups=[group(0), group(1, "SlidingWindowSpec", window=20)])
     windows = chunk_keys(TOKENS, 1, 16, 16)
     tier = stored_with(tmp_path, namespace, [*KEYS, *windows[1:3]])
     # At 48 tokens it reaches back to token 29, so chunks 1 and 2; at 64 it lacks chunk 3.
@@ -160,17 +163,46 @@ def test_a_window_needs_what_it_reaches_and_no_more(tmp_path, prompt):
 
 
 def test_recurrent_state_needs_its_last_chunk_only(tmp_path, prompt):
-    namespace = manifest(groups=[span(0), span(1, "MambaSpec")])
+    namespace = manifest(groups=[group(0), group(1, "MambaSpec")])
     states = chunk_keys(TOKENS, 1, 16, 16)
     tier = stored_with(tmp_path, namespace, [*KEYS, states[2]])
     assert loadable(tier, prompt)[namespace.id]["loadable_tokens"] == 48
 
 
 def test_groups_with_chunks_of_different_length_load_whole_chunks_of_each(tmp_path, prompt):
-    namespace = manifest(groups=[span(0, blocks=2), span(1)])
+    namespace = manifest(groups=[group(0, blocks=2), group(1)])
     keys = [*chunk_keys(TOKENS, 0, 32, 16)[:1], *chunk_keys(TOKENS, 1, 16, 16)]
     tier = stored_with(tmp_path, namespace, keys)
     assert loadable(tier, prompt)[namespace.id]["loadable_tokens"] == 32
+
+
+def test_beside_a_window_or_a_state_the_last_token_is_not_loaded(tmp_path):
+    """It has to be computed: once more over full attention, else as the first that is not there."""
+    prompt = write_json(tmp_path / "exact.json", TOKENS)
+    tier = stored_with(tmp_path, NAMESPACE, KEYS)
+    assert loadable(tier, prompt)[NAMESPACE.id]["loadable_tokens"] == 64
+    namespace = manifest(groups=[group(0), group(1, "SlidingWindowMLASpec", window=32)])
+    windows = chunk_keys(TOKENS, 1, 16, 16)
+    tier = stored_with(tmp_path, namespace, [*KEYS, *windows[2:]])
+    assert loadable(tier, prompt)[namespace.id]["loadable_tokens"] == 63
+    namespace = manifest("n", groups=[group(0), group(1, "MambaSpec")])
+    tier = stored_with(tmp_path, namespace, [*KEYS, *windows])
+    assert loadable(tier, prompt)[namespace.id]["loadable_tokens"] == 48
+
+
+def test_local_attention_needs_the_local_chunk_that_the_next_token_is_in(tmp_path, prompt):
+    namespace = manifest(groups=[group(0), group(1, "ChunkedLocalAttentionSpec", window=32)])
+    tier = stored_with(tmp_path, namespace, [*KEYS[:3], chunk_keys(TOKENS, 1, 16, 16)[2]])
+    assert loadable(tier, prompt)[namespace.id]["loadable_tokens"] == 48
+    tier.forget(KEYS[2], namespace)
+    assert loadable(tier, prompt)[namespace.id]["loadable_tokens"] == 32
+
+
+def test_a_window_in_a_group_that_keeps_all_tokens_counts_as_full(tmp_path, prompt):
+    """So it is where vLLM's hybrid KV cache manager is switched off: it asks for all chunks."""
+    namespace = manifest(groups=[group(0, "FullAttentionSpec", window=20)])
+    tier = stored_with(tmp_path, namespace, [KEYS[0], *KEYS[2:]])
+    assert loadable(tier, prompt)[namespace.id]["loadable_tokens"] == 16
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])

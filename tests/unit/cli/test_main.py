@@ -128,6 +128,7 @@ WRONG = [
     ["doctor", "--config", "PROMPT"],
     ["doctor", "--config", '{"cpu_bytes": 1}'],
     ["doctor", "fs:///x?zz=1"],
+    ["doctor", "--chunk-bytes", "1000"],
     ["bench", "URL"],
     ["bench", "disk", "URL"],
     ["bench", "tier", "URL", "--chunk-bytes", "1000"],
@@ -268,6 +269,22 @@ def test_progress_is_for_terminals_and_never_on_stdout(tier):
     document, shown = on_a_terminal("verify", tier.url)
     assert document["chunks"] == 6
     assert "reading" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "doing"),
+    [
+        (["ls", "URL"], "looking"),
+        (["ls", "URL", "--chunks"], "looking"),
+        (["stat", "URL", KEYS[3].hex()], "looking"),
+        (["du", "URL"], "counting"),
+        (["warm", "URL", "--from-recent", "2", "-o", "HOT"], "looking"),
+    ],
+)
+def test_whoever_walks_a_tier_shows_that_it_goes_on(tier, tmp_path, words, doing):
+    known = {"URL": tier.url, "HOT": str(tmp_path / "hot.json")}
+    _, shown = on_a_terminal(*(known.get(word, word) for word in words))
+    assert doing in shown
 
 
 def test_gc_says_at_a_terminal_that_it_may_wait(tier):

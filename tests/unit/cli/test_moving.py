@@ -11,6 +11,7 @@ import pytest
 from kvtiers.chunks import PAGE_BYTES, make_key
 from kvtiers.cli.archive import writing
 from kvtiers.hashing import chunk_keys
+from kvtiers.tiers.base import Item
 from tests.unit.cli.cli_kit import (
     CAPACITY,
     CHUNK,
@@ -26,6 +27,7 @@ from tests.unit.cli.cli_kit import (
     only_files,
 )
 from tests.unit.tiers.fs.fs_kit import OVERHEAD
+from tests.unit.tiers.tier_kit import filled
 
 
 @pytest.fixture
@@ -323,7 +325,7 @@ def test_a_log_keeps_its_capacity_and_what_will_not_stay_is_said(tier, target):
     many = chunk_keys(list(range(16 * 200)), 0, 16, 16)
     tier.fill(many)
     ran = kvtiers("migrate", tier.url, target.url, "--namespace", NAMESPACE.id)
-    assert ran.status == 0
+    assert ran.status == (1 if tier.layout == "files" else 0)
     sizes = [p.stat().st_size for p in target.root.rglob("*.kvs")]
     assert 4 * max(sizes) < sum(sizes) <= CAPACITY["log"]
     assert ("will not stay" in ran.err) is (tier.layout == "files")  # a log holds fewer itself
@@ -359,16 +361,40 @@ def test_a_target_that_is_too_small_is_warned_of_and_keeps_what_was_used_last(ti
     capacity = 2 * (CHUNK + PAGE_BYTES) + len(NAMESPACE.manifest()) + OVERHEAD
     words = [tier.url, f"{target.url}?capacity={capacity}", "--namespace", NAMESPACE.id]
     ran = kvtiers("migrate", *words)
+    assert ran.status == 1
+    assert "will not stay" in ran.err
+    left = target.numbers()
+    assert left[-1] == 3
+    assert 0 < len(left) < 4
+    (said,) = (line for line in ran.out.splitlines() if "at the end" in line)
+    assert f"{len(left)} of 4 chunks are there at the end: {4 - len(left)} left again" in said
+
+
+def test_an_import_says_how_many_chunks_stayed(tmp_path, layout, target):
+    many = chunk_keys(list(range(16 * 200)), 0, 16, 16)
+    tier = Tier(tmp_path / "kv", layout)
+    store = tier.open(capacity_bytes=1 << 24)
+    assert store.write([Item(k, filled(i, CHUNK)) for i, k in enumerate(many)]) == [None] * 200
+    store.close()
+    good(kvtiers("export", tier.url, tmp_path / "a"))
+    words = ["import", tmp_path / "a", f"{target.url}?layout={target.layout}&capacity=1MiB"]
+    dry = good_but_warned(kvtiers(*words, "--dry-run", "--json")).json
+    assert [n["there_at_the_end"] for n in dry["namespaces"]] == [None]
+    ran = kvtiers(*words, "--json")
+    (ours,) = ran.json["namespaces"]
+    assert (ran.status, ours["chunks"]) == (1, 200)
+    assert ours["there_at_the_end"] == len(target.chunks()) < 200
+    roomy = good(kvtiers(*words[:2], f"fs://{tmp_path}/roomy?capacity=16MiB", "--json")).json
+    assert [n["there_at_the_end"] for n in roomy["namespaces"]] == [200]
+
+
+def good_but_warned(ran):
     assert ran.status == 0
     assert "will not stay" in ran.err
-    assert target.numbers()[-1] == 3
-    assert len(target.numbers()) < 4
+    return ran
 
 
 def test_large_and_small_chunks_fit_one_batch_or_one_each(tmp_path, layout, target):
-    from kvtiers.tiers.base import Item
-    from tests.unit.tiers.tier_kit import filled
-
     tier = Tier(tmp_path / "kv", layout)
     store = tier.open(capacity_bytes=1 << 30)
     sizes = [4 << 20, 12 << 20, 4096, 3 << 20, 8192]

@@ -6,19 +6,43 @@ import os
 import pytest
 
 from kvtiers.errors import ConfigError
+from kvtiers.hashing import chunk_keys
 from kvtiers.tiers.hot import HotPrefix, read_hot_list, write_hot_list
-from tests.unit.cli.cli_kit import KEYS, NAMESPACE, OTHER, good, kvtiers, only_files
+from tests.unit.cli.cli_kit import (
+    KEYS,
+    NAMESPACE,
+    OTHER,
+    TOKENS,
+    Tier,
+    good,
+    group,
+    kvtiers,
+    manifest,
+    only_files,
+)
 
 
-def test_prompts_are_written_beginning_first_and_only_what_is_stored(tier, prompt, tmp_path):
-    tier.forget(KEYS[1])
+def test_prompts_are_written_beginning_first_and_only_what_can_be_loaded(tier, prompt, tmp_path):
+    tier.forget(KEYS[2])
     hot = tmp_path / "hot.json"
     ran = good(kvtiers("warm", tier.url, "--tokens", prompt, "-o", hot, "--json")).json
-    assert ran["chunks"] == 5
+    assert ran["chunks"] == 4
     assert {p.namespace: p.keys for p in read_hot_list(str(hot))} == {
-        NAMESPACE.id: (KEYS[0], KEYS[2], KEYS[3]),
+        NAMESPACE.id: (KEYS[0], KEYS[1]),
         OTHER.id: (KEYS[0], KEYS[1]),
     }
+
+
+def test_of_a_hybrid_model_only_what_is_read_is_hot(tmp_path, prompt):
+    """A request that begins with the prompt reads the window's tail and the last state."""
+    namespace = manifest(
+        groups=[group(0), group(1, "SlidingWindowSpec", window=32), group(2, "MambaSpec")]
+    )
+    windows, states = (chunk_keys(TOKENS, index, 16, 16) for index in (1, 2))
+    tier = Tier(tmp_path / "kv").fill([*KEYS, *windows, *states], namespace)
+    good(kvtiers("warm", tier.url, "--tokens", prompt, "-o", tmp_path / "hot.json"))
+    hot = (*KEYS[:3], windows[2], KEYS[3], windows[3], states[3])
+    assert read_hot_list(str(tmp_path / "hot.json")) == [HotPrefix(namespace.id, hot)]
 
 
 @only_files

@@ -7,7 +7,8 @@ import pytest
 from kvtiers.chunks import Lookup
 from kvtiers.core.warm import WarmUp
 from kvtiers.errors import Kind
-from kvtiers.events import ChunksRemoved
+from kvtiers.events import ChunksRemoved, WarmedUp
+from kvtiers.metrics import Metrics
 from tests.unit.core.core_harness import ScriptedTier, World, keys
 
 HIT, MISS, PENDING, RETRY = Lookup.HIT, Lookup.MISS, Lookup.HIT_PENDING, Lookup.RETRY
@@ -145,8 +146,32 @@ def test_chunks_go_up_a_few_at_a_time_and_each_once() -> None:
     assert list(world.index.ready) == many
 
 
+def warmed(world: World) -> dict[str, int]:
+    """What the events say of the hot chunks, added up."""
+    events = world.of(WarmedUp)
+    return {name: sum(getattr(e, name) for e in events) for name in WarmedUp._fields}
+
+
+def test_its_events_say_what_became_of_each_chunk() -> None:
+    tier = ScriptedTier(holds=HOT[1:])
+    world = World(slots=6, tiers=[tier])
+    world.manager.warm(HOT)
+    world.step()
+    (job,) = tier.jobs
+    tier.finish(job, fail=[HOT[1]], kind=Kind.CORRUPT)
+    del tier.holds[HOT[1]]
+    run(world)
+    assert list(world.index.ready) == HOT[2:5]
+    assert warmed(world) == {"promoted": 3, "missing": 2, "not_asked": 1}
+    metrics = Metrics()
+    for event in world.of(WarmedUp):
+        metrics(event)
+    counted = {labels: n for (name, labels), n in metrics.take().counters.items()}
+    assert counted == {("promoted",): 3, ("missing",): 2, ("not_asked",): 1}
+
+
 def test_its_check_can_fail() -> None:
-    warm_up = WarmUp(HOT, *[lambda *_: None] * 3)  # type: ignore[arg-type]
+    warm_up = WarmUp(HOT, *[lambda *_: None] * 4)  # type: ignore[arg-type]
     warm_up.check()
     assert repr(warm_up) == "<WarmUp 0 of 6 here, 0 asked for>"
     warm_up._hits = 1

@@ -1,14 +1,15 @@
 """One logical KV cache, cut into ranks by plain slicing: the oracle of the device tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from kvtiers.chunks import round_up
-from kvtiers.device.copier import CopyOutcome, Direction
+from kvtiers.device.copier import Copier, CopyOutcome, Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import (
     CopyPlan,
@@ -108,9 +109,13 @@ def paddings_of(tensors: list[torch.Tensor]) -> np.ndarray:
 
 @contextmanager
 def copier(
-    tensors: list[torch.Tensor], region: bytearray, geometry: Geometry
-) -> Iterator[CpuCopier]:
-    made = CpuCopier(tensors, memoryview(region), geometry)
+    tensors: list[torch.Tensor],
+    region: bytearray,
+    geometry: Geometry,
+    make: Callable[..., Copier] = CpuCopier,
+    **options: Any,
+) -> Iterator[Any]:
+    made = make(tensors, memoryview(region), geometry, **options)
     try:
         yield made
     finally:
@@ -123,8 +128,9 @@ def copy_now(
     geometry: Geometry,
     direction: Direction,
     plan: CopyPlan,
+    make: Callable[..., Copier] = CpuCopier,
 ) -> CopyOutcome:
-    with copier(tensors, region, geometry) as made:
+    with copier(tensors, region, geometry, make) as made:
         made.submit(1, direction, plan)
         made.wait([1])
         (outcome,) = made.poll()

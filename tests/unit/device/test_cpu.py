@@ -2,86 +2,15 @@ import mmap
 import threading
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, plan_copies
 from kvtiers.errors import Kind, KVTiersError
-from tests.unit.device.device_kv import Model, copier, copy_now, paddings_of, pages_of, tensors_of
-
-BLOCKS, SLOTS = 12, 5
-OLD = 0xEE
-models = st.builds(
-    Model,
-    kind=st.sampled_from(["hnd", "nhd", "mla", "opaque"]),
-    heads=st.sampled_from([8]),
-    layers=st.integers(1, 3),
-    blocks_per_chunk=st.integers(1, 4),
-)
-few_heads = st.builds(
-    Model,
-    kind=st.sampled_from(["hnd", "nhd"]),
-    heads=st.sampled_from([1, 2, 4]),
-    layers=st.integers(1, 3),
-    blocks_per_chunk=st.integers(1, 4),
-)
-
-
-@st.composite
-def plans(draw, model: Model) -> CopyPlan:
-    """Some blocks of a request, in any device blocks and any slots."""
-    per_chunk = model.blocks_per_chunk
-    slots = draw(st.lists(st.integers(0, SLOTS - 1), unique=True, min_size=1, max_size=4))
-    first = draw(st.integers(0, per_chunk - 1))
-    last_chunk = first if len(slots) == 1 else 0
-    size = (len(slots) - 1) * per_chunk + draw(st.integers(last_chunk + 1, per_chunk)) - first
-    order = draw(st.sampled_from(["up", "down", "any"]))
-    blocks = list(range(BLOCKS)) * 2 if order == "up" else list(range(BLOCKS - 1, -1, -1)) * 2
-    if order == "any":
-        blocks = [b for _ in range(2) for b in draw(st.permutations(range(BLOCKS)))]
-    return plan_copies([size], [first], blocks[:size], slots, model.geometry(1, 0))
-
-
-def used(model: Model, plan: CopyPlan, logical: np.ndarray, tp: int) -> dict[int, bytes]:
-    return {chunk.slot: model.chunk(logical, dict(chunk.blocks), tp) for chunk in plan.chunks}
-
-
-def fresh_region(geometry: Geometry) -> bytearray:
-    return bytearray([OLD]) * (SLOTS * geometry.slot_bytes)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.one_of(models, few_heads), st.sampled_from([1, 2, 4, 8]), st.booleans(), st.data())
-def test_all_ranks_together_store_the_bytes_of_tp_1_and_zeros_and_load_them_back(
-    model, tp, shared, data
-):
-    plan = data.draw(plans(model))
-    logical = model.logical(BLOCKS)
-    region = fresh_region(model.geometry(tp, 0))
-    slot_bytes = model.geometry(tp, 0).slot_bytes
-    for rank in data.draw(st.permutations(range(tp))):
-        tensors = tensors_of(model.pages(logical, tp, rank), shared=shared)
-        assert copy_now(tensors, region, model.geometry(tp, rank), Direction.STORE, plan).ok
-    expected = used(model, plan, logical, tp)
-    for slot in range(SLOTS):
-        stored = bytes(region[slot * slot_bytes : (slot + 1) * slot_bytes])
-        assert stored == expected.get(slot, bytes([OLD]) * slot_bytes)
-
-    given_blocks = sorted({block for chunk in plan.chunks for _, block in chunk.blocks})
-    for rank in range(tp):
-        pages = model.pages(logical, tp, rank)
-        tensors = tensors_of(np.full_like(pages, 7), shared=shared)
-        assert copy_now(tensors, region, model.geometry(tp, rank), Direction.LOAD, plan).ok
-        wanted = np.full_like(pages, 7)
-        wanted[:, given_blocks] = pages[:, given_blocks]
-        assert (pages_of(tensors) == wanted).all()
-        assert (paddings_of(tensors) == 0x55).all()
-
+from tests.unit.device.device_kv import Model, copier, copy_now, pages_of, tensors_of
+from tests.unit.device.device_plans import BLOCKS, OLD, SLOTS, fresh_region
 
 MODEL = Model("hnd", heads=2, layers=3, blocks_per_chunk=1)
 PAGE = MODEL.page_map(0, 1, 0).local_bytes
@@ -210,6 +139,27 @@ def test_an_error_of_the_memory_itself_is_an_outcome(tensors, tmp_path):
         made.wait([1])
         assert "read-only" in made.poll()[0].error
         made.close()
+
+
+def test_an_error_on_any_of_its_threads_fails_the_job_when_all_have_let_go(
+    tensors, region, monkeypatch
+):
+    copy, others = CpuCopier._copy_group, []
+
+    def fail(copier, patterns, group, job):
+        if threading.current_thread().name != "kvtiers-copier" and job.id == 1:
+            others.append(threading.current_thread().name)
+            raise OSError("told to fail")
+        return copy(copier, patterns, group, job)
+
+    monkeypatch.setattr(CpuCopier, "_copy_group", fail)
+    with copier(tensors, region, MODEL.geometry(1, 0), threads=3) as made:
+        made.submit(1, Direction.STORE, plan_of((0, 1)))
+        made.submit(2, Direction.STORE, plan_of((1, 3)))
+        made.wait([1, 2])
+        outcomes = [(o.job_id, o.ok, o.bytes, o.error) for o in made.poll()]
+    assert outcomes == [(1, False, 0, "OSError: told to fail"), (2, True, 3 * PAGE, None)]
+    assert len(others) == 2
 
 
 def test_a_job_id_cannot_be_in_flight_twice(gated):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtiers.device.strided import gather_layers, segments, window
+from kvtiers.device.strided import gather_layers, segments, shares, window
 from tests.unit.device.device_kv import Model, tensors_of
 
 place = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 9))
@@ -26,10 +26,22 @@ def test_segments_are_the_same_places_in_the_same_order(places):
         ([(slot, 0, 40 - slot) for slot in range(8)], 1),
         ([(slot, sub, 4 * slot + sub) for slot in range(3) for sub in range(4)], 3),
         ([(0, 0, 5), (7, 0, 1), (3, 0, 9), (1, 0, 2)], 2),
+        ([(0, 1, 5), (1, 0, 6)], 2),
+        ([(0, 0, 5), (1, 0, 5)], 2),
     ],
 )
 def test_regular_places_take_few_segments(places, count):
     assert len(segments(places)) == count
+
+
+@given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 4))
+def test_shares_cover_all_items_in_order_and_differ_by_one_item(weights, count):
+    found = shares(weights, count)
+    assert len(found) == count
+    assert [item for share in found for item in share] == list(range(len(weights)))
+    part = sum(weights) / count
+    for share in found:
+        assert abs(sum(weights[i] for i in share) - part) <= max(weights, default=0)
 
 
 def layers_of(shared: bool, order: list[int]):

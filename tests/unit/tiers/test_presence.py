@@ -106,3 +106,19 @@ def test_losses_are_forgotten_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) ->
     presence.check()
     presence.add([A, B, C], 0)
     assert [presence.holds(k) for k in (A, B, C)] == [True, False, False]
+
+
+def test_what_was_lost_since_its_write_began_is_neither_announced_nor_known() -> None:
+    presence = Presence(10, 5)
+    presence.add([C])
+    began = presence.moment
+    presence.discard([A, C])
+    assert presence.announce([A, B, C], began) == [B]
+    assert (presence.find(A, 0), presence.find(C, 0)) == (None, None)
+    assert presence.announce([A], presence.moment) == [A]
+
+
+def test_what_was_announced_and_forgotten_is_said_to_be_gone_all_the_same() -> None:
+    presence = Presence(2, 5)
+    assert presence.announce([A, B, C]) == [A, B, C]
+    assert presence.discard([A]) == [A]

@@ -3,7 +3,8 @@
 import pytest
 
 from kvtiers.errors import ConfigError
-from kvtiers.tiers.urls import FsURL, open_place, parse_size, parse_url
+from kvtiers.tiers.fs.tools import FsURL
+from kvtiers.tiers.urls import open_place, parse_size, parse_url
 
 
 @pytest.mark.parametrize(

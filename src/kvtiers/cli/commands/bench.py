@@ -8,24 +8,19 @@ something to try the other tools on.
 
 import argparse
 import os
-from dataclasses import replace
+from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
-from kvtiers.chunks import PAGE_BYTES
 from kvtiers.cli import trials
-from kvtiers.cli.common import add_common
-from kvtiers.cli.measure import Figures, measure_raw, measure_tier
+from kvtiers.cli.common import add_common, parse_chunk_bytes
+from kvtiers.cli.measure import Figures, measure_bare, measure_tier, open_bare, trial_options
 from kvtiers.cli.output import Output, rate, size
 from kvtiers.errors import ConfigError, map_errors
-from kvtiers.tiers.places import MAX_CHUNK_BYTES
-from kvtiers.tiers.urls import FsURL, layout_of, parse_size, parse_url
+from kvtiers.tiers.fs.tools import FsURL
+from kvtiers.tiers.urls import layout_of, parse_size, parse_url
 
 _LEAST = 1 << 20
-_SLACK = 64 << 20
-_SLACK_CHUNKS = 20
-"""Of the capacity: nothing that is measured may be evicted, whatever a layout needs besides, such
-as a few segments of a few chunks each."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure; 0 if every byte came back."""
-    chunk = parse_size("--chunk-bytes", arguments.chunk_bytes)
+    chunk = parse_chunk_bytes(arguments.chunk_bytes)
     total = parse_size("--total-bytes", arguments.total_bytes)
     url = parse_url(arguments.url)
     _refuse(chunk, total, url)
@@ -61,22 +56,25 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         trials.remove(trials.left_behind(url.path))
     try:
         with map_errors("bench in", url.path), trials.trial_folder(url.path) as folder:
-            root = url.path if arguments.keep else os.path.join(folder, "tier")
-            options = _options(replace(url, layout=layout), root, _capacity(chunk, count, folder))
+            options = trial_options(folder, layout, url.direct_io, chunk, count)
+            if arguments.keep:
+                options["root_dir"] = url.path
             with output.progress(4 * count * chunk, "measuring") as advance:
-                raw = measure_raw(folder, chunk, count, url.direct_io != "off", advance)
-                tier = measure_tier(options, chunk, count, advance)
+                tier, direct = measure_tier(options, chunk, count, advance)
+                with closing(open_bare(folder, layout, chunk, count, direct)) as bare:
+                    disk = measure_bare(bare, chunk, count, advance)
     finally:
         if made and not arguments.keep:
             os.rmdir(url.path)
-    rows = [*tier, *raw]
+    shares = [ours.bytes_per_s / most.bytes_per_s for ours, most in zip(tier, disk, strict=True)]
+    rows = [*zip(tier, shares, strict=True), *((figures, None) for figures in disk)]
 
     def human() -> None:
-        columns = ("", ">THROUGHPUT", ">P50 A CHUNK", ">P99 A CHUNK")
-        output.table(columns, [_row(figures) for figures in rows])
+        columns = ("", ">THROUGHPUT", ">OF THE DISK", ">P50 A CHUNK", ">P99 A CHUNK")
+        output.table(columns, [_row(*row) for row in rows])
         output.line(
-            f"{count} chunks of {size(chunk)}, layout {layout}; the last rows are plain calls, "
-            f"one after the other, {'past' if raw[0].direct else 'through'} the page cache"
+            f"{count} chunks of {size(chunk)}, layout {layout}; the last rows are bare calls of the"
+            f" same shape on as many threads, {'past' if direct else 'through'} the page cache"
         )
         if arguments.keep:
             output.line(f"what the tier wrote stays: kvtiers ls fs://{quote(url.path)}")
@@ -87,17 +85,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         "chunk_bytes": chunk,
         "chunks": count,
         "kept": arguments.keep,
-        "figures": [figures.document() for figures in rows],
+        "direct": direct,
+        "figures": [_document(*row) for row in rows],
     }
     output.show(document, human)
     return 0
 
 
 def _refuse(chunk: int, total: int, url: FsURL) -> None:
-    if chunk < PAGE_BYTES or chunk % PAGE_BYTES or chunk > MAX_CHUNK_BYTES:
-        raise ConfigError(
-            f"--chunk-bytes is {chunk}: give a multiple of {PAGE_BYTES}, as chunks are"
-        )
     if total < max(chunk, _LEAST):
         raise ConfigError(
             f"--total-bytes is {total}: give at least 1MiB, and one chunk of {chunk} bytes"
@@ -120,27 +115,21 @@ def _refuse_to_mix(folder: str) -> None:
         raise ConfigError(f"--keep: {folder} is no empty folder: name one, or one that is absent")
 
 
-def _capacity(chunk: int, count: int, folder: str) -> int:
-    """Above what is stored, and no more than the disk has: a tier would refuse that."""
-    disk = os.statvfs(folder)
-    wanted = (3 * count + _SLACK_CHUNKS) * (chunk + PAGE_BYTES) + _SLACK
-    return min(wanted, disk.f_blocks * disk.f_frsize)
-
-
-def _options(url: FsURL, root: str, capacity: int) -> dict[str, Any]:
+def _document(figures: Figures, share: float | None) -> dict[str, Any]:
     return {
-        "type": "fs",
-        "root_dir": root,
-        "layout": url.layout,
-        "capacity_bytes": capacity,
-        "direct_io": url.direct_io,
+        "name": figures.name,
+        "bytes_per_s": round(figures.bytes_per_s),
+        "share_of_disk": share,
+        "p50_s": figures.p50_s,
+        "p99_s": figures.p99_s,
     }
 
 
-def _row(figures: Figures) -> tuple[str, ...]:
+def _row(figures: Figures, share: float | None) -> tuple[str, ...]:
     return (
         figures.name,
         rate(figures.bytes_per_s),
+        "" if share is None else f"{share:.0%}",
         f"{figures.p50_s * 1e3:.2f} ms",
         f"{figures.p99_s * 1e3:.2f} ms",
     )

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kvtiers.cli.checks import (
+    Plan,
     check_absent,
     check_limits,
     check_memory,
@@ -16,7 +17,8 @@ from kvtiers.cli.checks import (
     check_versions,
     settings_of,
 )
-from kvtiers.cli.common import add_common
+from kvtiers.cli.common import add_common, parse_chunk_bytes
+from kvtiers.cli.diskchecks import TRIAL_BYTES
 from kvtiers.cli.output import Output
 from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.config import KVTiersConfig, TierSpec, parse_config
@@ -37,16 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON|FILE",
         help="what --kv-transfer-config is, or its kv_connector_extra_config",
     )
+    parser.add_argument(
+        "--chunk-bytes",
+        metavar="SIZE",
+        help="of a new tier, or of a plan: try how fast such chunks are on the disk",
+    )
     add_common(parser)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Check; 0 unless a check failed."""
     config = None if arguments.config is None else read_config(arguments.config)
-    checks = [("", check) for check in _machine(config)]
+    given = arguments.chunk_bytes
+    chunk = None if given is None else parse_chunk_bytes(given)
+    checks = [("", check) for check in _machine(config, chunk)]
     tiers = _tiers(config, arguments.url)
     for tier in tiers:
-        checks += [(tier.url, check) for check in _check_tier(tier, output)]
+        checks += [(tier.url, check) for check in _check_tier(tier, chunk, output)]
     failed = any(check.grade is Grade.FAIL for _, check in checks)
 
     def human() -> None:
@@ -93,10 +102,10 @@ def read_config(given: str) -> KVTiersConfig:
     return config
 
 
-def _machine(config: KVTiersConfig | None) -> Iterator[Check]:
+def _machine(config: KVTiersConfig | None, chunk: int | None) -> Iterator[Check]:
     cpu_bytes = config.cpu_bytes_to_use if config else None
     yield from check_versions()
-    yield from check_memory(cpu_bytes, None, config.region_directory if config else DIRECTORY)
+    yield from check_memory(cpu_bytes, chunk, config.region_directory if config else DIRECTORY)
     yield from check_limits(cpu_bytes)
 
 
@@ -148,12 +157,14 @@ def _capacity_of(options: Mapping[str, Any], root: str) -> int | None:
     return int(share * disk.f_blocks * disk.f_frsize)
 
 
-def _check_tier(tier: _Tier, output: Output) -> list[Check]:
-    parsed = parse_url(tier.url)
-    if not os.path.lexists(parsed.path):
-        return list(check_absent(parsed.path, parsed.capacity_bytes, parsed.layout, tier.share))
+def _check_tier(tier: _Tier, chunk: int | None, output: Output) -> list[Check]:
+    parsed, plan = parse_url(tier.url), Plan(tier.share, chunk)
+    total = None if chunk is None else 4 * TRIAL_BYTES
     try:
-        return list(check_place(open_place(tier.url, output.warn), tier.share))
+        with output.progress(total, "looking" if chunk is None else "trying the disk") as advance:
+            if not os.path.lexists(parsed.path):
+                return list(check_absent(parsed, plan, advance))
+            return list(check_place(open_place(tier.url, output.warn), plan, advance))
     except (KVTiersError, OSError) as e:
         if tier.given and isinstance(e, ConfigError):
             raise

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kvtiers.cli.common import add_place, place_of
-from kvtiers.cli.output import Output, size
+from kvtiers.cli.output import Output, Unit, size
 from kvtiers.tiers.places import Part, Usage
 
 
@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Add up; 0 however much is there."""
     place = place_of(arguments, output)
-    usage = place.usage()
+    with output.progress(None, "counting", Unit.FILES) as advance:
+        usage = place.usage(advance)
     total = sum(u.bytes for u in usage if u.part is not Part.FOREIGN)
     disk = os.statvfs(place.options["root_dir"])
     free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize

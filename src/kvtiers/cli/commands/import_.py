@@ -2,13 +2,13 @@
 
 import argparse
 
-from kvtiers.chunks import Key
-from kvtiers.cli.archive import ArchiveReader
+from kvtiers.cli.archive import ArchiveReader, Member
 from kvtiers.cli.commands.migrate import say_moved, warn_if_small
 from kvtiers.cli.common import add_common, add_dry_run, refuse_owned
 from kvtiers.cli.output import Output
-from kvtiers.cli.transfer import Moved, absent, write_all
+from kvtiers.cli.transfer import Moved, absent, look_again, write_all
 from kvtiers.errors import Kind, KVTiersError
+from kvtiers.tiers.base import Entry
 from kvtiers.tiers.places import Place
 from kvtiers.tiers.urls import open_place
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Verify all of it, then write; 0 if all of it arrived."""
+    """Verify all of it, then write; 0 if all of it is there at the end."""
     reader = ArchiveReader(arguments.archive)
     try:
         place = open_place(arguments.url, output.warn, make=True)
@@ -40,16 +40,21 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             )
         for problem in bad.values():
             output.warn(f"left out: {problem}")
-        results = _import(reader, place, set(bad), arguments.dry_run, output)
+        good = [m for m in reader.members if (m.namespace_id, m.entry.key) not in bad]
+        results = _import(reader, good, place, arguments.dry_run, output)
     finally:
         reader.close()
+    if not arguments.dry_run:
+        place = open_place(arguments.url, output.warn, make=True)
+        for moved in results:
+            look_again(place, _entries(good, moved.namespace), moved)
     places = {"archive": arguments.archive, "to": place.url}
     say_moved(results, output, places, arguments.dry_run)
-    return 1 if bad or any(moved.failed for moved in results) else 0
+    return 0 if not bad and all(moved.arrived for moved in results) else 1
 
 
-def _keys(reader: ArchiveReader, name: str) -> list[Key]:
-    return [m.entry.key for m in reader.members if m.namespace_id == name]
+def _entries(members: list[Member], name: str) -> list[Entry]:
+    return [m.entry for m in members if m.namespace_id == name]
 
 
 def _verify(reader: ArchiveReader, output: Output) -> dict[object, str]:
@@ -58,7 +63,8 @@ def _verify(reader: ArchiveReader, output: Output) -> dict[object, str]:
     sizes = {(m.namespace_id, m.entry.key): m.entry.bytes for m in reader.members}
     with output.progress(sum(sizes.values()), "verifying") as advance:
         for name in reader.namespaces:
-            for key, payload in reader.payloads(name, _keys(reader, name)):
+            keys = [e.key for e in _entries(reader.members, name)]
+            for key, payload in reader.payloads(name, keys):
                 advance(sizes[name, key])
                 if isinstance(payload, KVTiersError):
                     bad[name, key] = str(payload)
@@ -66,9 +72,8 @@ def _verify(reader: ArchiveReader, output: Output) -> dict[object, str]:
 
 
 def _import(
-    reader: ArchiveReader, place: Place, bad: set[object], dry_run: bool, output: Output
+    reader: ArchiveReader, good: list[Member], place: Place, dry_run: bool, output: Output
 ) -> list[Moved]:
-    good = [m for m in reader.members if (m.namespace_id, m.entry.key) not in bad]
     total = sum(m.entry.bytes for m in good)
     warn_if_small(place, [m.entry for m in good], output)
     results = []
@@ -76,8 +81,7 @@ def _import(
         for name, namespace in reader.namespaces.items():
             moved = Moved(name)
             results.append(moved)
-            entries = [m.entry for m in good if m.namespace_id == name]
-            wanted = list(absent(place, name, entries, moved))
+            wanted = list(absent(place, name, _entries(good, name), moved))
             if dry_run:
                 moved.chunks, moved.bytes = len(wanted), sum(e.bytes for e in wanted)
             elif wanted:

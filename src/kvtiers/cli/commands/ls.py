@@ -3,34 +3,43 @@
 import argparse
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvtiers.cli.common import about, add_place, chosen, place_of
-from kvtiers.cli.output import Output, age, size
+from kvtiers.chunks import Key
+from kvtiers.cli.common import about, add_place, chosen, place_of, walked
+from kvtiers.cli.output import Advance, Output, Unit, age, size
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
 from kvtiers.tiers.places import Found, Place
 
 _MANY = 100
+"""Rows that a table has, unless it is asked for more or fewer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add_place(parser)
     parser.add_argument("--chunks", action="store_true", help="each chunk, last used first")
-    parser.add_argument("--limit", type=int, default=_MANY, help=f"chunks shown (default {_MANY})")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        help=f"chunks shown; {_MANY} of a table and all with --json if not given",
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """List; 0 however much is there."""
-    if arguments.limit < 1:
-        raise ConfigError(f"--limit is {arguments.limit}: give 1 or more")
+    limit = arguments.limit
+    if limit is not None and limit < 1:
+        raise ConfigError(f"--limit is {limit}: give 1 or more")
     place = place_of(arguments, output)
     found = chosen(place, arguments.namespace)
     if arguments.chunks:
-        _show_chunks(place, found, arguments.limit, output)
+        if limit is None and not output.as_json:
+            limit = _MANY
+        _show_chunks(place, found, limit, output)
     else:
         _show_namespaces(place, found, output)
     return 0
@@ -56,9 +65,10 @@ class NamespaceSum:
 def _show_namespaces(place: Place, found: list[Found], output: Output) -> None:
     now = time.time()
     sums = {each.id: NamespaceSum() for each in found}
-    for each in found:
-        for entry in place.entries(each.id):
-            sums[each.id].add(entry)
+    with output.progress(None, "looking", Unit.CHUNKS) as advance:
+        for each in found:
+            for entry in walked(place.entries(each.id), advance):
+                sums[each.id].add(entry)
 
     def human() -> None:
         rows = [
@@ -101,17 +111,34 @@ def _described(each: Found, s: NamespaceSum) -> dict[str, Any]:
     }
 
 
-def _show_chunks(place: Place, found: list[Found], limit: int, output: Output) -> None:
+Pair = tuple[str, Entry]
+"""The id of a namespace, and a chunk in it."""
+
+
+def _last_used(pairs: Iterable[Pair], limit: int | None) -> list[Pair]:
+    """In order, and no more in memory at once than are shown."""
+
+    def used(pair: Pair) -> tuple[float, Key]:
+        return pair[1].used_at, pair[1].key
+
+    if limit is None:
+        return sorted(pairs, key=used, reverse=True)
+    return heapq.nlargest(limit, pairs, key=used)
+
+
+def _show_chunks(place: Place, found: list[Found], limit: int | None, output: Output) -> None:
+    """Those used last, ``limit`` of them; None: all."""
     now, count = time.time(), 0
 
-    def pairs() -> Iterator[tuple[str, Entry]]:
+    def pairs(advance: Advance) -> Iterator[Pair]:
         nonlocal count
         for each in found:
-            for entry in place.entries(each.id):
+            for entry in walked(place.entries(each.id), advance):
                 count += 1
                 yield each.id, entry
 
-    shown = heapq.nlargest(limit, pairs(), key=lambda pair: (pair[1].used_at, pair[1].key))
+    with output.progress(None, "looking", Unit.CHUNKS) as advance:
+        shown = _last_used(pairs(advance), limit)
 
     def human() -> None:
         rows = [(n, e.key.hex(), size(e.bytes), age(now - e.used_at)) for n, e in shown]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvtiers.chunks import PAGE_BYTES, Namespace
 from kvtiers.cli.common import add_common, add_dry_run, add_namespace, chosen, refuse_owned, whole
 from kvtiers.cli.output import Advance, Output, size
-from kvtiers.cli.transfer import Moved, absent, write_all
+from kvtiers.cli.transfer import Moved, absent, look_again, write_all
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
 from kvtiers.tiers.places import Place
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Copy; 0 if every chunk arrived, 1 if any is damaged or could not be written."""
+    """Copy; 0 if every chunk is there at the end, 1 if any is damaged, failed, or left again."""
     source = open_place(arguments.source, output.warn)
     target = open_place(arguments.target, output.warn, make=True)
     if _same(source, target):
@@ -48,8 +48,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 moved.chunks, moved.bytes = len(wanted), sum(e.bytes for e in wanted)
             elif wanted:
                 _copy(source, target, namespace, wanted, moved, advance)
+    if not arguments.dry_run:
+        target = open_place(arguments.target, output.warn, make=True)
+        for moved in results:
+            look_again(target, entries[moved.namespace], moved)
     say_moved(results, output, {"from": source.url, "to": target.url}, arguments.dry_run)
-    return 1 if any(moved.failed for moved in results) else 0
+    return 0 if all(moved.arrived for moved in results) else 1
 
 
 def _copy(
@@ -98,6 +102,12 @@ def say_moved(results: list[Moved], output: Output, places: dict[str, str], dry_
         for m in results:
             for _, problem in m.failed:
                 output.line(problem)
+        gone, meant = sum(m.gone for m in results), sum(m.chunks + m.present for m in results)
+        if gone:
+            output.line(
+                f"{meant - gone} of {meant} chunks are there at the end: {gone} left again to make "
+                "room; add &capacity= if it may be larger"
+            )
 
     namespaces = [m.document() for m in results]
     output.show({**places, "dry_run": dry_run, "namespaces": namespaces}, human)

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvtiers.chunks import Key, Namespace, key_group
 from kvtiers.cli import prefix
-from kvtiers.cli.common import add_place, chosen, place_of, whole
-from kvtiers.cli.output import Output, age, size
+from kvtiers.cli.common import add_place, chosen, place_of, walked, whole
+from kvtiers.cli.output import Output, Unit, age, size
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.tiers.base import Entry
 from kvtiers.tiers.places import Found, Place
@@ -40,12 +40,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _show_chunk(place: Place, found: list[Found], begin: str, output: Output) -> int:
     if not _KEY.fullmatch(begin):
         raise ConfigError(f"KEY is {begin!a}: give hex digits, as ls --chunks shows them")
-    matches = [
-        (each.id, entry)
-        for each in found
-        for entry in place.entries(each.id)
-        if entry.key.hex().startswith(begin)
-    ]
+    with output.progress(None, "looking", Unit.CHUNKS) as advance:
+        matches = [
+            (each.id, entry)
+            for each in found
+            for entry in walked(place.entries(each.id), advance)
+            if entry.key.hex().startswith(begin)
+        ]
     if len({entry.key for _, entry in matches}) != 1:
         some = ", ".join(sorted({e.key.hex() for _, e in matches})[:_MOST_SHOWN])
         what = f"{len(matches)} chunks begin with {begin}: {some}, ..." if matches else ""
@@ -138,7 +139,7 @@ def _lookup(
     for span in prompt.spans:
         keys = prompt.keys[span.group]
         entries = place.find(namespace.id, keys)
-        stored[span.group] = [entry is not None for entry in entries]
+        stored[span.group] = entries
         for i, (key, entry) in enumerate(zip(keys, entries, strict=True)):
             first = i * span.tokens_per_chunk
             rows.append(
@@ -152,7 +153,7 @@ def _lookup(
                     "last_used": entry and entry.used_at,
                 }
             )
-    return prefix.loadable_tokens(prompt, stored), rows
+    return prefix.loadable(prompt, stored).tokens, rows
 
 
 def _cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -12,9 +12,9 @@ from kvtiers.cli.common import (
     layout_of,
     place_of,
     refuse_owned,
+    runs,
 )
 from kvtiers.cli.output import Advance, Output, size
-from kvtiers.cli.transfer import runs
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.tiers.base import ChunkStore, Entry, Item
 from kvtiers.tiers.places import MAX_CHUNK_BYTES, Fault, Found, Part, Place

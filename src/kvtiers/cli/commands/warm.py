@@ -6,8 +6,8 @@ import os
 
 from kvtiers.chunks import Key, Namespace
 from kvtiers.cli import prefix
-from kvtiers.cli.common import add_place, chosen, place_of, whole
-from kvtiers.cli.output import Output, size
+from kvtiers.cli.common import add_place, chosen, place_of, walked, whole
+from kvtiers.cli.output import Advance, Output, Unit, size
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
 from kvtiers.tiers.hot import HotPrefix, write_hot_list
@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         for name, namespace in found:
             hot.append((name, _stored(place, namespace, tokens, arguments)))
     if recent is not None:
-        hot += _recent(place, [name for name, _ in found], recent)
+        with output.progress(None, "looking", Unit.CHUNKS) as advance:
+            hot += _recent(place, [name for name, _ in found], recent, advance)
     prefixes, nbytes = _without_repeats(hot)
     count = sum(len(p.keys) for p in prefixes)
     if not count:
@@ -68,19 +69,23 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _stored(
     place: Place, namespace: Namespace, tokens: list[int], arguments: argparse.Namespace
 ) -> list[Entry]:
-    """What is stored of a prompt, its beginning first whatever the group."""
+    """What a request that begins with a prompt would load, first what it begins with."""
     prompt = prefix.prompt_of(namespace, tokens, arguments)
+    stored = {group: place.find(namespace.id, keys) for group, keys in prompt.keys.items()}
+    chunks = prefix.loadable(prompt, stored, whole=True).chunks
     ends = sorted(
-        ((i + 1) * span.tokens_per_chunk, span.group, key)
+        ((i + 1) * span.tokens_per_chunk, span.group, i)
         for span in prompt.spans
-        for i, key in enumerate(prompt.keys[span.group])
+        for i in chunks[span.group]
     )
-    found = place.find(namespace.id, [key for _, _, key in ends])
+    found = [stored[group][i] for _, group, i in ends]
     return [entry for entry in found if entry is not None]
 
 
-def _recent(place: Place, names: list[str], count: int) -> list[tuple[str, list[Entry]]]:
-    everything = ((name, entry) for name in names for entry in place.entries(name))
+def _recent(
+    place: Place, names: list[str], count: int, advance: Advance
+) -> list[tuple[str, list[Entry]]]:
+    everything = ((name, entry) for name in names for entry in walked(place.entries(name), advance))
     last = heapq.nlargest(count, everything, key=lambda pair: (pair[1].used_at, pair[1].key))
     return [(name, [e for n, e in last if n == name]) for name in names]
 

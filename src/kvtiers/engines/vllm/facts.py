@@ -8,6 +8,7 @@ from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
+    MambaSpec,
     UniformTypeKVCacheSpecs,
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
@@ -27,6 +28,8 @@ class GroupFacts:
     span: GroupSpan
     keeps_every_chunk: bool
     spec: KVCacheSpec = field(repr=False)
+    layer_specs: tuple[KVCacheSpec, ...] = field(default=(), repr=False)
+    """One for each layer of the span, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,18 @@ class EngineFacts:
     """Reads the engine's identity, the checkpoint included; takes the user's model digest."""
     packing: str = "unknown"
     """How K and V lie in a page: see :func:`packing_of`."""
+    tensors: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The device tensor of each layer, in workers."""
+    total_kv_heads: int = 0
+    """Of all ranks."""
+    conv_dim_first: bool | None = None
+    """Whether channels are outermost in the state of a convolution; None: unknown."""
+    state_groups: int | None = None
+    """Groups of heads that share B and C in Mamba2, by the model's config; None: unknown."""
 
-    def with_packing(self, kv_caches: Mapping[str, Any]) -> "EngineFacts":
+    def with_tensors(self, kv_caches: Mapping[str, Any]) -> "EngineFacts":
         """The same, with what the device tensors tell."""
-        return replace(self, packing=packing_of(kv_caches))
+        return replace(self, packing=packing_of(kv_caches), tensors=kv_caches)
 
     def byte_formats(self) -> list[str]:
         """The id of the bytes of each group's pages."""
@@ -138,13 +149,18 @@ def gather(vllm_config: Any, kv_cache_config: Any, config: OffloadingConfig) -> 
         for group in config.groups
     )
     tokens_per_hash = config.cache.tokens_per_hash
+    model = vllm_config.model_config
+    states = any(isinstance(spec, MambaSpec) for g in groups for spec in g.layer_specs)
     return EngineFacts(
         instance=str(vllm_config.instance_id),
         device=str(vllm_config.device_config.device_type),
         kv_cache_layout=str(config.kv_cache_layout or "unknown"),
         kv_cache_dtype=str(cache.cache_dtype),
-        model_dtype=vllm_config.model_config.dtype,
+        model_dtype=model.dtype,
         groups=groups,
+        total_kv_heads=model.get_total_num_kv_heads(),
+        conv_dim_first=_conv_dim_first() if states else None,
+        state_groups=_state_groups(model.hf_text_config) if states else None,
         identify=lambda digest: identity_from_vllm(
             vllm_config, tokens_per_hash=tokens_per_hash, digest=digest
         ),
@@ -166,7 +182,27 @@ def _group_facts(group: Any, cache_group: Any, config: OffloadingConfig) -> Grou
         ),
         keeps_every_chunk=full,
         spec=spec,
+        layer_specs=_layer_specs(cache_group),
     )
+
+
+def _layer_specs(cache_group: Any) -> tuple[KVCacheSpec, ...]:
+    spec = cache_group.kv_cache_spec
+    if not isinstance(spec, UniformTypeKVCacheSpecs):
+        return (spec,) * len(cache_group.layer_names)
+    return tuple(spec.kv_cache_specs[name] for name in cache_group.layer_names)
+
+
+def _conv_dim_first() -> bool:
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+    return bool(is_conv_state_dim_first())
+
+
+def _state_groups(text_config: Any) -> int | None:
+    told = {getattr(text_config, n, None) for n in ("n_groups", "mamba_n_groups", "mamba_ngroups")}
+    told.discard(None)
+    return told.pop() if len(told) == 1 else None
 
 
 def _representative(spec: KVCacheSpec) -> KVCacheSpec:

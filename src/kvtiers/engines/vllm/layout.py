@@ -4,29 +4,86 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CopyRun
-from vllm.v1.kv_offload.config import OffloadingConfig
+import torch
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+    CanonicalPageMapping,
+    CopyRun,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingParallelConfig
 
 from kvtiers.chunks import ChunkLayout, GroupLayout
 from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, coalesce, opaque_page
 from kvtiers.engines.vllm.facts import EngineFacts
+from kvtiers.engines.vllm.pages import Layer, kind_of, own_pages, unpadded_bytes, why_per_block
 from kvtiers.errors import ConfigError
 
 
+def by_layer(kv_caches: CanonicalKVCaches, facts: EngineFacts | None) -> CanonicalKVCaches:
+    """A tensor for each layer, where vLLM shows the blocks of all layers as one.
+
+    It does so where a block is wider than a layer's page, and then gives each group the whole of
+    it. Elsewhere, and without facts, ``kv_caches`` as they are.
+    """
+    if facts is None or not _blocks_are_one(kv_caches, facts):
+        return kv_caches
+    num_blocks = kv_caches.tensors[0].tensor.shape[0]
+    tensors: list[CanonicalKVCacheTensor] = []
+    groups: list[list[CanonicalKVCacheRef]] = []
+    for group in facts.groups:
+        groups.append([])
+        for name, spec in zip(group.span.layers, group.layer_specs, strict=True):
+            cache = facts.tensors[name]
+            page = unpadded_bytes(spec)
+            groups[-1].append(CanonicalKVCacheRef(len(tensors), page))
+            tensors.append(CanonicalKVCacheTensor(_table(cache, num_blocks, page), page))
+    return CanonicalKVCaches(tensors, groups)
+
+
+def _blocks_are_one(kv_caches: CanonicalKVCaches, facts: EngineFacts) -> bool:
+    refs = [ref for group in kv_caches.group_data_refs for ref in group]
+    layers = sum(len(group.layer_specs) for group in facts.groups)
+    one = len(kv_caches.tensors) == 1 and all(ref.mapping is None for ref in refs)
+    return one and len(facts.tensors) >= layers and len(refs) == len(facts.groups)
+
+
+def _table(cache: Any, num_blocks: int, page: int) -> Any:
+    """(blocks, bytes of a page) of a layer, whose first axis counts blocks or parts of blocks."""
+    nbytes = cache.element_size()
+    parts = cache.shape[0] // num_blocks
+    table = torch.empty(0, dtype=torch.int8, device=cache.device)
+    return table.set_(
+        cache.untyped_storage(),
+        cache.storage_offset() * nbytes,
+        (num_blocks, page),
+        (cache.stride(0) * nbytes * parts, 1),
+    )
+
+
 def geometry_of(
-    kv_caches: CanonicalKVCaches, config: OffloadingConfig, facts: EngineFacts | None
+    kv_caches: CanonicalKVCaches,
+    config: OffloadingConfig,
+    facts: EngineFacts | None,
+    *,
+    vllms_bytes: bool = False,
 ) -> Geometry:
     """Where the bytes of this rank's blocks lie in a chunk.
 
-    Without facts, windows cannot be told from full attention, and count as such.
+    Without facts, windows cannot be told from full attention, and count as such. With
+    ``vllms_bytes`` vLLM's own worker copies, so that its mapping holds, also where ours says more.
     """
-    keeps = [g.keeps_every_chunk for g in facts.groups] if facts else [True] * len(config.groups)
     groups = tuple(
         GroupGeometry(
             group=position,
             tokens_per_chunk=group.tokens_per_block * config.cache.blocks_per_chunk,
-            pages=tuple(_page(ref, config) for ref in refs),
-            keeps_every_chunk=keeps[position],
+            pages=tuple(
+                page
+                for ref, layer in zip(refs, _layers(facts, position, len(refs)), strict=True)
+                for page in _pages(ref, layer, config, None if vllms_bytes else facts)
+            ),
+            keeps_every_chunk=facts.groups[position].keeps_every_chunk if facts else True,
         )
         for position, (group, refs) in enumerate(
             zip(config.groups, kv_caches.group_data_refs, strict=True)
@@ -35,14 +92,49 @@ def geometry_of(
     return Geometry(groups, config.cache.blocks_per_chunk, config.parallel.rank)
 
 
-def _page(ref: CanonicalKVCacheRef, config: OffloadingConfig) -> PageMap:
-    mapping = ref.mapping
-    if mapping is None:
-        ranks = config.parallel.world_size // config.parallel.pp_size
-        rank = config.parallel.rank % ranks
-        return opaque_page(ref.tensor_idx, ref.page_size_bytes, ranks, rank)
+def _layers(facts: EngineFacts | None, group: int, refs: int) -> Sequence[Layer | None]:
+    """The layers of a group, one for each reference; None where that is not how it is."""
+    if facts is None or len(facts.groups[group].layer_specs) != refs:
+        return [None] * refs
+    found = facts.groups[group]
+    names = zip(found.span.layers, found.layer_specs, strict=True)
+    return [Layer(spec, facts.tensors.get(name)) for name, spec in names]
+
+
+def _pages(
+    ref: CanonicalKVCacheRef,
+    layer: Layer | None,
+    config: OffloadingConfig,
+    facts: EngineFacts | None,
+) -> tuple[PageMap, ...]:
+    mapping, parallel = ref.mapping, _of_stage(config.parallel)
+    if mapping is not None and mapping.parallelism_agnostic:
+        page = _mapped(ref.tensor_idx, mapping)
+        if layer is None or facts is None:
+            return (page,)
+        why = why_per_block(layer.spec, facts)
+        return (replace(page, kind=kind_of(layer.spec), why_per_block=why),)
+    why = "vLLM certifies no canonical bytes for it"
+    if layer is not None and facts is not None:
+        own = own_pages(ref.tensor_idx, layer, facts, parallel)
+        if not isinstance(own, str):
+            return own
+        why = own
+    if mapping is not None:
+        return (replace(_mapped(ref.tensor_idx, mapping), why_bound=why),)
+    nbytes = ref.page_size_bytes
+    return (opaque_page(ref.tensor_idx, nbytes, parallel.world_size, parallel.rank, why),)
+
+
+def _of_stage(parallel: OffloadingParallelConfig) -> OffloadingParallelConfig:
+    """The ranks of this pipeline stage alone: the others hold other layers."""
+    ranks = parallel.world_size // parallel.pp_size
+    return replace(parallel, rank=parallel.rank % ranks, world_size=ranks, pp_size=1)
+
+
+def _mapped(tensor: int, mapping: CanonicalPageMapping) -> PageMap:
     return PageMap(
-        tensor=ref.tensor_idx,
+        tensor=tensor,
         local_bytes=mapping.local_page_size_bytes,
         canonical_bytes=mapping.canonical_page_size_bytes,
         runs=coalesce(_run(run) for run in mapping.runs),

@@ -120,6 +120,13 @@ _COUNTERS = (
         ("hop", "tier", "reason"),
         (0, 1, 2),
     ),
+    _Counter(
+        "warmed_up",
+        _OURS + "warm_up_chunks",
+        "Chunks of the hot list: promoted, missing, or not_asked for want of room or time.",
+        ("outcome",),
+        (0,),
+    ),
 )
 _OBSERVATIONS = {
     "lookup_seconds": (

@@ -26,11 +26,14 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from kvtiers.chunks import Namespace
 from kvtiers.config import WHERE, KVTiersConfig, parse_config
 from kvtiers.core.manager import TieringManager
+from kvtiers.device.copier import Copier
+from kvtiers.device.cores import allowed_cores, copy_threads
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import Geometry
+from kvtiers.device.pages.report import report
 from kvtiers.engines.vllm import layout as layouts
 from kvtiers.engines.vllm import stages
-from kvtiers.engines.vllm.accelerator import accelerator_worker
+from kvtiers.engines.vllm.accelerator import own_copier, unfit_for_vllm, vllms_worker
 from kvtiers.engines.vllm.events import KVEvents, Place
 from kvtiers.engines.vllm.facts import (
     EngineFacts,
@@ -95,13 +98,15 @@ class KVTiersSpec(OffloadingSpec):
     def note_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """The device tensors by layer, which tell how K and V are packed."""
         if self.facts is not None:
-            self.facts = self.facts.with_packing(kv_caches)
+            self.facts = self.facts.with_tensors(kv_caches)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The copying side of one rank, over the region it makes or joins."""
         if self._worker is None:
             with saying_refusals(self.config.parallel.rank):
                 self._worker = self._build_worker(kv_caches)
+            if self.facts is not None:  # the device's memory may be freed before this object
+                self.facts = replace(self.facts, tensors={})
         return self._worker
 
     def get_manager(self) -> OffloadingManager:
@@ -116,13 +121,16 @@ class KVTiersSpec(OffloadingSpec):
         device = str(kv_caches.tensors[0].tensor.device.type)
         if self.facts is None:
             refuse_without_facts(settings, device)
-        geometry = layouts.geometry_of(kv_caches, self.config, self.facts)
-        layers: tuple[tuple[str, ...], ...] = ()
-        if self.config.parallel.pp_size > 1:
-            everyone, stage = stages.gather(stages.shares_of(geometry, self.config))
-            geometry = stages.joined(geometry, everyone, stage)
-            layers = stages.layers_of(everyone)
+        geometry = layouts.geometry_of(kv_caches, self.config, self.facts, vllms_bytes=True)
+        ours = "it is the CPU" if device == "cpu" else unfit_for_vllm(kv_caches, geometry)
+        if ours is not None:  # then our copier moves the bytes, and our geometry says more of them
+            kv_caches = layouts.by_layer(kv_caches, self.facts)
+            geometry = layouts.geometry_of(kv_caches, self.config, self.facts)
+        geometry, layers = stages.across(geometry, self.config)
         geometry.check()
+        if geometry.rank == 0:
+            for line in report(geometry):
+                logger.info("%s", line)
         for path in sweep(directory):
             logger.info("removed %s, left behind by an engine that died", path)
         num_slots = check_capacity(
@@ -136,7 +144,7 @@ class KVTiersSpec(OffloadingSpec):
             directory,
         )
         try:
-            return self._copying(kv_caches, geometry, region, device)
+            return self._copying(kv_caches, geometry, region, ours)
         except BaseException:
             region.unlink()
             region.close()
@@ -148,13 +156,27 @@ class KVTiersSpec(OffloadingSpec):
         return self.facts.byte_formats()
 
     def _copying(
-        self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region, device: str
+        self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region, ours: str | None
     ) -> ReportingWorker:
+        """``ours``: why it is not vLLM's worker that copies."""
         alone = self.facts is None
-        if device != "cpu":
-            return accelerator_worker(kv_caches, geometry, region, reports_failures=alone)
-        copier = CpuCopier([t.tensor for t in kv_caches.tensors], region.buffer, geometry)
+        if ours is None:
+            return vllms_worker(kv_caches, geometry, region, reports_failures=alone)
+        copier: Copier
+        if kv_caches.tensors[0].tensor.device.type == "cpu":
+            copier = self._cpu_copier(kv_caches, geometry, region)
+        else:
+            copier = own_copier(kv_caches, geometry, region, ours)
         return CopyWorker(copier, geometry, region, reports_failures=alone)
+
+    def _cpu_copier(
+        self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region
+    ) -> CpuCopier:
+        parallel = self.config.parallel
+        region.touch_ahead(parallel.rank, parallel.world_size)
+        threads = copy_threads(len(allowed_cores()), parallel.world_size)
+        tensors = [t.tensor for t in kv_caches.tensors]
+        return CpuCopier(tensors, region.buffer, geometry, threads=threads)
 
     def _build_manager(self) -> VllmManager:
         settings = self.settings
@@ -178,6 +200,8 @@ class KVTiersSpec(OffloadingSpec):
             self.kv_events_config.enable_kv_cache_events,
             describe=settings.self_describing_kv_events,
         )
+        if settings.secondary_tiers:
+            region.touch_ahead()  # their lanes read and write it in this process
         wired = wire(settings, region, record.layout, namespace, listen=events)
         events.places.update(_places(settings, wired.tiers))
         self._report(region, record, namespace, wired.manager)

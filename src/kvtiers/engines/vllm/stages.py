@@ -24,6 +24,8 @@ class Share:
     page_bytes: tuple[int, ...]
     """Of the canonical page of each layer."""
     portable: bool
+    orders: tuple[str, ...]
+    """Named orders of its pages."""
 
 
 def of_stage(vllm_config: Any) -> Any:
@@ -36,6 +38,19 @@ def of_stage(vllm_config: Any) -> Any:
     return alone
 
 
+def across(
+    geometry: Geometry, config: OffloadingConfig
+) -> tuple[Geometry, tuple[tuple[str, ...], ...]]:
+    """With the other stages: the geometry, and every group's layers; alone, nothing is added.
+
+    Every rank of every stage must call this.
+    """
+    if config.parallel.pp_size == 1:
+        return geometry, ()
+    everyone, stage = gather(shares_of(geometry, config))
+    return joined(geometry, everyone, stage), layers_of(everyone)
+
+
 def shares_of(geometry: Geometry, config: OffloadingConfig) -> list[Share]:
     """What this stage has, by group."""
     return [
@@ -43,13 +58,14 @@ def shares_of(geometry: Geometry, config: OffloadingConfig) -> list[Share]:
             theirs.layer_names,
             tuple(page.canonical_bytes for page in ours.pages),
             geometry.portable(ours.group),
+            tuple(page.order for page in ours.pages if page.order),
         )
         for ours, theirs in zip(geometry.groups, config.groups, strict=True)
     ]
 
 
 def gather(own: list[Share]) -> tuple[list[list[Share]], int]:
-    """What all stages have, in their order, and this one's number; every rank must call this."""
+    """What all stages have, in their order, and this one's number."""
     import torch
     from vllm.distributed import get_pp_group
 
@@ -75,7 +91,9 @@ def joined(geometry: Geometry, everyone: Sequence[Sequence[Share]], stage: int) 
         before = [n for share in shares[:stage] for n in share.page_bytes]
         after = [n for share in shares[stage + 1 :] for n in share.page_bytes]
         portable = all(share.portable for share in shares)
-        groups.append(replace(group, elsewhere=Elsewhere(tuple(before), tuple(after), portable)))
+        orders = tuple(order for share in shares for order in share.orders)
+        elsewhere = Elsewhere(tuple(before), tuple(after), portable, orders)
+        groups.append(replace(group, elsewhere=elsewhere))
     return Geometry(tuple(groups), geometry.blocks_per_chunk, geometry.rank)
 
 

@@ -28,8 +28,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
     OffloadingConnectorWorker,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.model_executor.layers.mamba import mamba_utils
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -40,7 +42,7 @@ SUPPORTED = ">= 0.32, < 0.34"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A method we override or call, and the parameters it must have, besides ``self``/``cls``."""
+    """What we override or call, and the parameters it must have, besides ``self``/``cls``."""
 
     owner: Any
     name: str
@@ -92,6 +94,7 @@ SIGNATURES = (
     Signature(OffloadingConnectorWorker, "register_kv_caches", ("kv_caches",)),
     Signature(OffloadingConnectorWorker, "get_finished", ("finished_req_ids",)),
     Signature(OffloadingConnectorWorker, "build_connector_worker_meta", ()),
+    Signature(mamba_utils, "is_conv_state_dim_first", ()),
 )
 
 ATTRIBUTES = {
@@ -128,6 +131,14 @@ FIELDS = {
         "requires_cow_source",
     ),
     OffloadingWorkerMetadata: ("completed_jobs", "transfer_stats"),
+    AttentionSpec: (
+        "kv_quant_mode",
+        "max_tp_shards",
+        "num_head_slots",
+        "state_content_bytes",
+        "tokens_per_state",
+    ),
+    MambaSpec: ("shapes", "dtypes", "mamba_type", "tp_replicated"),
     KVConnectorTransferResults: ("finished_sending", "finished_recving", "failed_recving"),
 }
 """Fields we use, of dataclasses and named tuples."""

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvtiers.tiers.base import ChunkStore, StoreContext
-from kvtiers.tiers.fs.capacity import check_stated
+from kvtiers.tiers.fs import folders
+from kvtiers.tiers.fs.capacity import check_bytes, check_stated, resolve
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
+from kvtiers.tiers.fs.log.opening import refuse_too_little
+from kvtiers.tiers.fs.log.ownership import LOCK_BYTES, other_bytes
 from kvtiers.tiers.options import RunnerOptions, require
 
 
@@ -71,6 +74,25 @@ def _is_path(name: str) -> bool:
         return False
 
 
+def refuse_bound(context: StoreContext, options: FsOptions) -> None:
+    """Raise ConfigError if the store that ``build`` makes would refuse its bound.
+
+    It may be too small for such chunks, or larger than the file system. Nothing is changed.
+    """
+    if options.eviction == "external":
+        return
+    root = folders.path_of(options.root_dir)
+    bound = resolve(context, root, options.capacity_bytes, options.capacity_fraction)
+    if options.layout == "files":
+        check_bytes(context, options.capacity_bytes)
+        return
+    stated = "capacity_fraction" if options.capacity_bytes is None else "capacity_bytes"
+    others = len(context.namespace.manifest().encode()) + LOCK_BYTES
+    if os.path.isdir(root):
+        others = max(others, other_bytes(root))
+    refuse_too_little(stated, bound, others, context.layout.slot_bytes)
+
+
 def build(context: StoreContext, options: FsOptions) -> ChunkStore:
     """The store of a configured ``fs`` tier. Raises ConfigError naming the option."""
     if options.layout == "log":
@@ -93,4 +115,4 @@ def build(context: StoreContext, options: FsOptions) -> ChunkStore:
     )
 
 
-__all__ = ["FsOptions", "build"]
+__all__ = ["FsOptions", "build", "refuse_bound"]

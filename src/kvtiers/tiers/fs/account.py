@@ -11,7 +11,7 @@ from kvtiers.tiers.fs import stamps
 from kvtiers.tiers.fs.quota import Quota
 from kvtiers.tiers.fs.scratch import is_alive, sweep
 from kvtiers.tiers.fs.shared import QuotaFile
-from kvtiers.tiers.fs.tree import measure
+from kvtiers.tiers.fs.tree import Measure, measure
 from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
@@ -65,7 +65,7 @@ class Account:
         self._freed = 0
         """Left the disk, and the quota file does not know yet."""
         self._looked_for_dead: float | None = None
-        self._said_smaller = False
+        self._said_smaller = self._said_unlisted = False
         self.suspect = False
         """The books may be wrong: a turn failed, or a write that cannot be undone."""
 
@@ -107,6 +107,15 @@ class Account:
                 self._root,
                 ruling,
                 self._capacity,
+            )
+
+    def _say_unlisted(self, error: OSError) -> None:
+        if not self._said_unlisted:
+            self._said_unlisted = True
+            _log.warning(
+                "%s cannot be listed, so what it held goes on counting, said once: %s",
+                error.filename,
+                error.strerror,
             )
 
     def leave(self) -> None:
@@ -186,14 +195,22 @@ class Account:
         return freed
 
     def count(self) -> None:
-        """Measure what lies under the root, while others go on, and put the books right."""
+        """Measure what lies under the root, while others go on, and put the books right.
+
+        What could not be listed goes on being claimed. Where nobody ever counted it, that raises.
+        """
         with self.turn() as turn:
             self._bury_dead(turn.quota)
             before = turn.quota.begin_count()
-        found = count(self._root)
+        found, unlisted = count(self._root)
         with self.turn() as turn:
-            turn.quota.counted(found, before, self._wall_clock())
+            if unlisted is not None and turn.quota.claimed is None:
+                raise unlisted
+            whole = unlisted is None
+            turn.quota.counted(found, before, self._wall_clock(), whole=whole)
         self.suspect = False
+        if unlisted is not None:
+            self._say_unlisted(unlisted)
 
     def count_is_old(self, seconds: float = COUNT_EVERY_S) -> bool:
         """Whether nobody has counted for so long: strangers may have deleted much since."""
@@ -253,7 +270,7 @@ def bury_dead(root: str, quota: Quota, ours: str | None = None) -> None:
     quota.bury([name for name in others if not is_alive(os.path.join(root, name))])
 
 
-def count(root: str) -> int:
+def count(root: str) -> Measure:
     """Remove what dead engines left half-written, then measure."""
     with contextlib.suppress(OSError):
         sweep(root)

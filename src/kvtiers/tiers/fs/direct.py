@@ -65,7 +65,8 @@ class DirectFiles:
     def __init__(self, mode: DirectIO, fsync: bool) -> None:
         self.direct = mode != "off"
         """False from the start, or since the file system refused."""
-        self._fsync = fsync
+        self.fsync = fsync
+        """Whether a write waits for the device."""
         self._mode_as_asked: bool | None = None
         """Whether new files get the mode they are opened with; None: no file was made yet."""
         self._local = threading.local()
@@ -104,7 +105,7 @@ class DirectFiles:
         try:
             self._set_mode(fd)
             write_all(fd, [self._pages()[0], payload], 0)
-            if self._fsync:
+            if self.fsync:
                 os.fsync(fd)
         finally:
             os.close(fd)

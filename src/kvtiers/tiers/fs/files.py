@@ -24,15 +24,9 @@ from kvtiers.tiers.fs.quota import Eviction
 from kvtiers.tiers.fs.recency import Recency
 from kvtiers.tiers.fs.room import Room, Unbounded
 from kvtiers.tiers.fs.victims import Victims
-from kvtiers.tiers.fs.workplace import DISK_IS_FULL, Workplace
+from kvtiers.tiers.fs.workplace import Workplace
+from kvtiers.tiers.fs.writing import FileWriting
 from kvtiers.tiers.options import bad_option
-
-_MAX_REOPENS = 8
-"""How often one write makes the folder again while somebody clears it."""
-_MAX_WAYS_MADE = 2
-"""How often one write has others leave because the disk is full below the capacity."""
-_IN_VAIN_S = 60.0
-"""If that did not help, nobody leaves for it for so long: it is not ours that fill the disk."""
 
 
 class FilesStore:
@@ -67,17 +61,18 @@ class FilesStore:
         folders.open_root(self._root)
         folders.refuse_other_layout(self._root, "files")
         self._folder = os.path.join(self._root, self._id)
-        self._fsync = fsync
         self._io = DirectFiles(direct_io, fsync)
         self._recency = Recency(self._path, context.clock)
         self._complaints = Complaints(self._root, context.clock)
-        self._in_vain_until: float | None = None
         self._closed = False
         self._account = Account(self._root, bound, context.clock, context.wall_clock)
         self._room = self._bounded_room() if self._owns else Unbounded()
         self._damaged = Damaged(self._folder, self._room.freed if self._owns else None)
         self._place = Workplace(context.namespace, self._root, self._account, self._room)
         self._place.open(self._io)
+        self._writing = FileWriting(
+            self._id, self._io, self._room, self._place, self._damaged, context.clock
+        )
         if direct_io == "on" and not self._io.direct:
             self.close()
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
@@ -199,90 +194,8 @@ class FilesStore:
         if self._is_there(item.key, path, None):
             self.touch([item.key])
             return
-        for _ in range(_MAX_REOPENS):
-            try:
-                self._write_new(item, path)
-                return
-            except FileNotFoundError:  # somebody clears the folder under us
-                with contextlib.suppress(FileNotFoundError):
-                    self._place.open_again()
-        self._write_new(item, path)
-
-    def _write_new(self, item: Item, path: str) -> None:
-        page = record.pack(item.key, self._id, item.view)
-        for way_made in range(_MAX_WAYS_MADE + 1):
-            try:
-                self._write_file(item, page, path)
-                break
-            except OSError as e:
-                if e.errno not in DISK_IS_FULL or not self._makes_way(item, way_made):
-                    raise
+        self._writing.write(item, path)
         self._complaints.worked("write")
-
-    def _makes_way(self, item: Item, made: int) -> bool:
-        """Whether some of ours left, so that a full disk may have room. Not for ever in vain."""
-        now = self._context.clock()
-        if made == _MAX_WAYS_MADE:
-            self._in_vain_until = now + _IN_VAIN_S
-        if self._in_vain_until is not None and now < self._in_vain_until:
-            return False
-        return self._room.make_way(PAGE_BYTES + item.view.nbytes)
-
-    def _write_file(self, item: Item, page: bytes, path: str) -> None:
-        size = len(page) + item.view.nbytes
-        self._room.reserve(size)
-        temp = ""
-        try:
-            temp = self._place.temp()
-            self._io.header()[:] = page
-            self._io.write(temp, item.view)
-            moved = self._move(temp, path, self._damaged.holds(item.key, path))
-        except BaseException:
-            self._drop(temp, path, size)
-            raise
-        if not moved:
-            self._drop(temp, path, size)
-            return
-        self._room.fill(size)
-        if self._fsync:
-            self._sync(path, size)
-
-    def _sync(self, path: str, size: int) -> None:
-        """Wait until its name is on the device, or take it back: it would count as stored."""
-        try:
-            folders.sync_folder(os.path.dirname(path))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-                self._room.freed(size)
-            raise
-
-    def _drop(self, temp: str, path: str, size: int) -> None:
-        """Undo a write. What may lie on the disk yet goes on counting."""
-        try:
-            os.unlink(temp)
-            gone = True
-        except FileNotFoundError:  # never made; or renamed, over a network that says it failed
-            gone = not os.path.lexists(path)
-        except OSError:
-            gone = False
-        if gone:
-            self._room.release(size)
-        else:
-            self._room.lose_track(size)
-
-    def _move(self, temp: str, path: str, replace: bool) -> bool:
-        """Whether ``path`` is ``temp`` now; not if somebody wrote it meanwhile."""
-        if not replace and os.access(path, os.F_OK):
-            return False
-        try:
-            os.replace(temp, path)
-        except FileNotFoundError:
-            if not self._place.has_manifest():  # no chunk without it
-                raise
-            folders.make_folder(os.path.dirname(path), durable=self._fsync)
-            os.replace(temp, path)
-        return True
 
     def _read(self, item: Item) -> None:
         path = self._path(item.key)

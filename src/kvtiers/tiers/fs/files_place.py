@@ -18,7 +18,7 @@ from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.files import misfit
 from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.shared import read_quota
-from kvtiers.tiers.fs.tools import FsPlace
+from kvtiers.tiers.fs.tools import FsPlace, FsURL
 from kvtiers.tiers.places import (
     MAX_CHUNK_BYTES,
     Aim,
@@ -41,14 +41,8 @@ class FilesPlace(FsPlace):
 
     layout = "files"
 
-    def __init__(
-        self,
-        root: str,
-        complain: Complain,
-        capacity_bytes: int | None = None,
-        direct_io: str = "auto",
-    ) -> None:
-        super().__init__(root, complain, capacity_bytes, direct_io)
+    def __init__(self, at: FsURL, complain: Complain) -> None:
+        super().__init__(at, complain)
         self._io = DirectFiles(self._reading, fsync=False)
 
     @staticmethod
@@ -110,22 +104,26 @@ class FilesPlace(FsPlace):
         if error is not None:
             raise _damaged(path, str(error))
 
-    def usage(self) -> list[Usage]:
+    def usage(self, advance: Callable[[int], None] = unheard) -> list[Usage]:
         """Every file below the root, by what its place says."""
         files: Counter[tuple[str, Part]] = Counter()
         sizes: Counter[tuple[str, Part]] = Counter()
-        for below, size in self._walk(self.root, ()):
+        for below, size in self._walk(self.root, (), advance):
             where = _part_of(below)
             files[where] += 1
             sizes[where] += size
         return [Usage(*where, files[where], sizes[where]) for where in sorted(files, key=_order)]
 
-    def _walk(self, folder: str, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-        for found in self._scan(folder):
+    def _walk(
+        self, folder: str, above: tuple[str, ...], advance: Callable[[int], None]
+    ) -> Iterator[tuple[tuple[str, ...], int]]:
+        entries = self._scan(folder)
+        advance(sum(not found.is_dir(follow_symlinks=False) for found in entries))
+        for found in entries:
             below = (*above, found.name)
             if found.is_dir(follow_symlinks=False):
                 if above or names.is_namespace(found.name):  # what lies beside ours is not ours
-                    yield from self._walk(found.path, below)
+                    yield from self._walk(found.path, below, advance)
             else:
                 with contextlib.suppress(FileNotFoundError):
                     yield below, found.stat(follow_symlinks=False).st_size

@@ -5,11 +5,13 @@ Raises ConfigError about ``root_dir``; OSError is left to the caller to word.
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import quote
 
 from kvtiers.chunks import Namespace
@@ -21,6 +23,10 @@ FILE_MODE = 0o600
 
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
 """A file system without this call, or a folder above the root that may be passed but not read."""
+_CANNOT_LOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EINVAL)
+"""A file system without locks, or without those of a folder (NFS)."""
+_PATIENCE_S = 10.0
+_PAUSE_S = 0.01
 _MAX_MANIFEST = 1 << 20
 _HARMLESS = re.compile(r"\..*|lost\+found|.*_[0-9a-f]{12}(_r[0-9]+)?")
 """May lie beside ours: hidden things and the folders of vLLM's own fs tier."""
@@ -107,10 +113,14 @@ def refuse_other_layout(root: str, wanted: str) -> None:
     """Raise ConfigError if ``root`` has, or had, an owner of another layout than ``wanted``.
 
     Each layout counts its own bytes and nobody else's, so that one root can hold one of them. What
-    counts are an owner's traces, not chunks: one that lives may have stored none yet.
+    counts are an owner's traces, not chunks: one that lives may have stored none yet. A root
+    without any gets one of ``wanted`` in the same turn, so that of two first owners one is refused.
     """
     try:
-        found = [layout for layout, lies_at in _TRACES.items() if lies_at(root)]
+        with _alone_at(root):
+            found = [layout for layout, lies_at in _TRACES.items() if lies_at(root)]
+            if not found:
+                _FIRST_TRACES[wanted](root)
     except OSError as e:
         raise unusable(root, e) from e
     if len(found) > 1:
@@ -130,6 +140,36 @@ def refuse_other_layout(root: str, wanted: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def _alone_at(root: str) -> Iterator[None]:
+    """Nobody else settles on a layout for ``root`` meanwhile, where folders can be locked."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(fd, root)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a process forked meanwhile has the descriptor too
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def _lock(fd: int, root: str) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                why = f"another engine has been starting there for {_PATIENCE_S:g} s"
+                raise TimeoutError(errno.ETIMEDOUT, why, root) from None
+        except OSError as e:
+            if e.errno not in _CANNOT_LOCK:
+                raise
+            return
+        time.sleep(_PAUSE_S)
+
+
 def _has_files(root: str) -> bool:
     """Whether engines of layout ``files`` keep, or kept, their books or chunks in ``root``."""
     if os.path.lexists(os.path.join(root, names.QUOTA)):
@@ -145,7 +185,18 @@ def _has_log(root: str) -> bool:
     return os.path.lexists(os.path.join(root, names.LOG))
 
 
+def _leave_account(root: str) -> None:
+    """An empty one, as whoever locks it first makes it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    os.close(os.open(os.path.join(root, names.QUOTA), flags, FILE_MODE))
+
+
+def _leave_log(root: str) -> None:
+    make_folder(os.path.join(root, names.LOG), durable=True)
+
+
 _TRACES: Mapping[str, Callable[[str], bool]] = {"files": _has_files, "log": _has_log}
+_FIRST_TRACES: Mapping[str, Callable[[str], None]] = {"files": _leave_account, "log": _leave_log}
 
 
 def unusable(root: str, error: OSError) -> Exception:

@@ -17,7 +17,7 @@ from kvtiers.tiers.fs.log.looking import Looked, Snapshot
 from kvtiers.tiers.fs.log.maintain import maintain
 from kvtiers.tiers.fs.log.ownership import LOCK, TEMP, kept_capacity, owner_of
 from kvtiers.tiers.fs.log.segment import SegmentFiles
-from kvtiers.tiers.fs.tools import FsPlace
+from kvtiers.tiers.fs.tools import FsPlace, FsURL
 from kvtiers.tiers.places import (
     Aim,
     Complain,
@@ -43,15 +43,9 @@ class LogPlace(FsPlace):
 
     layout = "log"
 
-    def __init__(
-        self,
-        root: str,
-        complain: Complain,
-        capacity_bytes: int | None = None,
-        direct_io: str = "auto",
-    ) -> None:
-        super().__init__(root, complain, capacity_bytes, direct_io)
-        self._files = SegmentFiles(os.path.join(root, names.LOG), self._reading, fsync=False)
+    def __init__(self, at: FsURL, complain: Complain) -> None:
+        super().__init__(at, complain)
+        self._files = SegmentFiles(os.path.join(self.root, names.LOG), self._reading, fsync=False)
         self._seen: dict[str, Snapshot] = {}
 
     @staticmethod
@@ -127,7 +121,7 @@ class LogPlace(FsPlace):
         found = looking.headers(self._files, self._complain)
         return looking.look(self._files, found, namespace_id, self._complain)
 
-    def usage(self) -> list[Usage]:
+    def usage(self, advance: Callable[[int], None] = unheard) -> list[Usage]:
         """Segments by namespace: what their chunks take, and the rest of them as reserved."""
         found = looking.headers(self._files, self._complain)
         usage: list[Usage] = []
@@ -138,6 +132,7 @@ class LogPlace(FsPlace):
                 seen = looking.look(self._files, found, owner, self._complain)
                 chunks = sum(at.pages * PAGE_BYTES for _, at in seen.index.items())
                 usage.append(Usage(owner, Part.CHUNKS, len(ours), chunks))
+            advance(len(ours))
             files = 0 if owner else len(ours)
             usage.append(Usage(owner, Part.RESERVED, files, sum(ours) - chunks))
         usage += others(self.root, [self._files.path(number) for number, _, _ in found])

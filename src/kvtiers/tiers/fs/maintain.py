@@ -114,8 +114,10 @@ class _Pass:
         now = self.wall_clock()
         found = [c for folder in self._candidates() for c in folder]
         free = sorted(c for c in found if not stamps.in_use(c.stamp, now))
-        used = tree.measure(self.root, self.namespaces if self.narrowed else None)
-        self.report.before_bytes += used
+        used = tree.measure(self.root, self.namespaces if self.narrowed else None).bytes
+        gone = self.report.bytes
+        used -= gone if self.dry_run else 0
+        self.report.before_bytes = used + gone
         chosen = choose(free, used, aim, now)
         if chosen and not self.dry_run and self._announce():
             pause(stamps.GRACE_S)

@@ -129,12 +129,14 @@ class Quota:
         """What :meth:`counted` wants to be told of the time before the count."""
         return sum(m.held for m in self.members.values()) - self.granted
 
-    def counted(self, found: int, before: int, at: float) -> None:
+    def counted(self, found: int, before: int, at: float, *, whole: bool = True) -> None:
         """A walk that began at ``before`` and ended ``at`` found so many bytes on the disk.
 
-        Whatever it missed was paid for by what members held then, or were granted since.
+        Whatever it missed was paid for by what members held then, or were granted since. If it
+        was not ``whole`` there may be more, but no more than was claimed.
         """
-        self.claimed = found + before + self.granted
+        counted = found + before + self.granted
+        self.claimed = counted if whole else max(counted, self.claimed or 0)
         self.counted_at = at
         self.suspect = False
 

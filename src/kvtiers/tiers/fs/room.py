@@ -10,13 +10,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 
 from kvtiers.errors import Kind, KVTiersError, Retry
 from kvtiers.tiers.fs import stamps
-from kvtiers.tiers.fs.account import Account, Turn
+from kvtiers.tiers.fs.account import Account
 from kvtiers.tiers.fs.leaving import take_away
+from kvtiers.tiers.fs.need import Need, Step
 from kvtiers.tiers.fs.quota import RESERVED_BYTES, STATE_BYTES, Quota
 from kvtiers.tiers.fs.tree import candidates, measure
 from kvtiers.tiers.fs.victims import Victims
@@ -33,30 +32,6 @@ _TRUSTED_S = 60.0
 """Before there is no room one looks whether a count that is older still holds."""
 _HOPELESS_S = 1.0
 """After a walk that found nothing to evict there is none for so long."""
-
-
-class _Step(Enum):
-    """How a turn at the quota file ended."""
-
-    MET = "the need is met"
-    COUNT = "what is there must be counted first"
-    MORE = "files left, and more have to"
-    LACK = "no file is known that may leave"
-
-
-@dataclass(slots=True)
-class _Need:
-    """The making of room for one write."""
-
-    size: int
-    regardless: bool = False
-    """Delete so much, whatever the quota says: the disk itself is full."""
-    evicted: list[str] = field(default_factory=list)
-    gone: int = 0
-    """Bytes deleted."""
-    failures: int = 0
-    rounds: int = 0
-    counted: bool = False
 
 
 class Room:
@@ -100,7 +75,7 @@ class Room:
                     break
                 if size > self._account.capacity - RESERVED_BYTES - STATE_BYTES:
                     raise self._full(size)
-                self._make_room(_Need(size))
+                self._make_room(Need(size))
         self._count_now_and_then()
 
     def _count_now_and_then(self) -> None:
@@ -130,7 +105,7 @@ class Room:
 
     def make_way(self, size: int) -> bool:
         """The disk is full below the capacity: evict ``size`` bytes; whether any left."""
-        need = _Need(size, regardless=True)
+        need = Need(size, regardless=True)
         with self._evicting, contextlib.suppress(KVTiersError, OSError):
             self._make_room(need)
         return need.gone > 0
@@ -139,41 +114,41 @@ class Room:
         """Count what is there, and evict what is above the capacity. Raises OSError."""
         self._account.count()
         with self._evicting, contextlib.suppress(KVTiersError):  # all that may leave has left
-            self._make_room(_Need(0))
+            self._make_room(Need(0))
 
     # -- making room ----------------------------------------------------------------------------
 
-    def _make_room(self, need: _Need) -> None:
+    def _make_room(self, need: Need) -> None:
         try:
-            while (step := self._step(need)) is not _Step.MET:
+            while (step := self._step(need)) is not Step.MET:
                 if need.failures >= _MAX_FAILURES:
                     raise self._stuck(need.size)
-                if step is _Step.COUNT:
+                if step is Step.COUNT:
                     self._count(need)
-                elif step is _Step.LACK:
+                elif step is Step.LACK:
                     self._look_further(need)
         finally:
             if need.evicted:
                 self._on_evicted(need.evicted)
 
-    def _step(self, need: _Need) -> _Step:
+    def _step(self, need: Need) -> Step:
         """One turn at the quota file: take what is there, else evict and take."""
         gone = need.gone
         with self._account.turn() as turn:
             if not need.regardless:
                 if turn.quota.claimed is None:
-                    return _Step.COUNT
-                if _met(turn, need):
-                    return _Step.MET
+                    return Step.COUNT
+                if need.met_by(turn):
+                    return Step.MET
                 self._account.look_for_dead(turn.quota)
                 if not need.counted and (turn.quota.suspect or self._account.suspect):
-                    return _Step.COUNT
+                    return Step.COUNT
             self._evict(turn.quota, need)
-            if _met(turn, need):
-                return _Step.MET
-        return _Step.MORE if need.gone > gone else _Step.LACK
+            if need.met_by(turn):
+                return Step.MET
+        return Step.MORE if need.gone > gone else Step.LACK
 
-    def _evict(self, quota: Quota, need: _Need) -> None:
+    def _evict(self, quota: Quota, need: Need) -> None:
         """Delete a portion's worth of what is known to leave next."""
         lacking = need.size - need.gone
         if not need.regardless:
@@ -204,11 +179,11 @@ class Room:
             _log.warning("cannot evict %s/%s, said once: %s", self._root, name, error.strerror)
         self._victims.put_off(name)
 
-    def _count(self, need: _Need) -> None:
+    def _count(self, need: Need) -> None:
         self._account.count()
         need.counted = True
 
-    def _look_further(self, need: _Need) -> None:
+    def _look_further(self, need: Need) -> None:
         """See more of the tree. Raises if all is known, and counted, and nothing may leave."""
         now = self._clock()
         if self._hopeless_until is not None and now < self._hopeless_until:
@@ -224,7 +199,7 @@ class Room:
 
     # -- errors ---------------------------------------------------------------------------------
 
-    def _error(self, need: _Need) -> KVTiersError:
+    def _error(self, need: Need) -> KVTiersError:
         return self._stuck(need.size) if self._victims.stuck else self._full(need.size)
 
     def _full(self, size: int) -> KVTiersError:
@@ -255,7 +230,7 @@ class Room:
         self._account.check()
         self._victims.check()
         if self._account.counted and not self._victims.stuck:
-            above = measure(self._root) - self._account.capacity
+            above = measure(self._root).bytes - self._account.capacity
             assert above <= 0 or above <= self._in_use(), f"{above} bytes above the capacity"
 
     def _in_use(self) -> int:
@@ -265,14 +240,6 @@ class Room:
 
     def __repr__(self) -> str:
         return f"<Room {self._account}, {self._victims}>"
-
-
-def _met(turn: Turn, need: _Need) -> bool:
-    if need.regardless:
-        return need.gone >= need.size
-    if need.size == 0:
-        return turn.quota.available() >= 0
-    return turn.grant(need.size)
 
 
 class Unbounded:

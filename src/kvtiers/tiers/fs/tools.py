@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,16 @@ from kvtiers.tiers.options import parse
 from kvtiers.tiers.places import Complain, Found
 
 
+@dataclass(frozen=True, slots=True)
+class FsURL:
+    """What a URL of an ``fs`` tier says."""
+
+    path: str
+    layout: str | None = None
+    capacity_bytes: int | None = None
+    direct_io: str = "auto"
+
+
 class FsPlace:
     """A root folder of ``fs``; a layout adds how its bytes are seen.
 
@@ -23,24 +34,18 @@ class FsPlace:
 
     layout: str
 
-    def __init__(
-        self,
-        root: str,
-        complain: Complain,
-        capacity_bytes: int | None = None,
-        direct_io: str = "auto",
-    ) -> None:
-        self.root = root
-        self.url = f"fs://{quote(root)}?layout={self.layout}"
+    def __init__(self, at: FsURL, complain: Complain) -> None:
+        self.root = at.path
+        self.url = f"fs://{quote(at.path)}?layout={self.layout}"
         self.options: Mapping[str, Any] = {
             "type": "fs",
-            "root_dir": root,
+            "root_dir": at.path,
             "layout": self.layout,
-            "capacity_bytes": capacity_bytes,
-            "direct_io": direct_io,
+            "capacity_bytes": at.capacity_bytes,
+            "direct_io": at.direct_io,
         }
         self._complain = complain
-        self._reading: DirectIO = "off" if direct_io == "off" else "auto"
+        self._reading: DirectIO = "off" if at.direct_io == "off" else "auto"
 
     def namespaces(self) -> list[Found]:
         """Every folder named like a namespace."""

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from kvtiers.tiers.fs import names
@@ -18,32 +20,61 @@ class Candidate(NamedTuple):
     size: int
 
 
-def measure(root: str, namespaces: Iterable[str] | None = None) -> int:
+class Measure(NamedTuple):
+    """What a walk found."""
+
+    bytes: int
+    unlisted: OSError | None
+    """Why a folder of ours could not be listed, if one could not: there is more than ``bytes``."""
+
+
+def measure(root: str, namespaces: Iterable[str] | None = None) -> Measure:
     """Bytes of all files of ours under ``root``, or in some namespaces.
 
-    Raises OSError rather than leave out a folder that cannot be listed now: a count that is too
-    low would let the root grow above its capacity.
+    Raises OSError rather than leave out a folder because of a moment's trouble. One that may not
+    be listed is left out, and said if it is ours: it may stay so, and others have to go on.
 
     A file that is renamed meanwhile may be counted twice and is never missed: they go from
     ``tmp`` to the chunks and from the chunks to ``quarantine``, and are visited in that order.
     """
-    total = 0
+    total, unlisted = 0, list[OSError]()
     if namespaces is None:
         total = _size(os.path.join(root, names.QUOTA))
         namespaces = names.namespaces(root)
     for namespace in namespaces:
         folder = os.path.join(root, namespace)
-        below = [e.path for e in _all_entries(folder) if e.is_dir(follow_symlinks=False)]
+        entries = _all_entries(folder, unlisted)
+        below = [e.path for e in entries if e.is_dir(follow_symlinks=False)]
         for place in sorted(below, key=_visit):
-            total += sum(_size(path) for path in _files(place))
-        total += sum(_size(e.path) for e in _all_entries(folder) if not _is_folder(e))
-    return total
+            total += sum(_size(path) for path in _files(place, unlisted))
+        total += sum(_size(e.path) for e in _all_entries(folder, unlisted) if not _is_folder(e))
+    return Measure(total, unlisted[0] if unlisted else None)
+
+
+def _note(unlisted: list[OSError], error: OSError) -> None:
+    """Raise ``error`` unless it says: gone meanwhile, no folder, or not for us to see."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+        raise error
+    if _is_ours(str(error.filename)):
+        unlisted.append(error)
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a folder is there that no other user has: one that may not be looked at counts."""
+    try:
+        info = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
 
 
 def files_below(root: str, folders: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Each file that lies in ``root`` itself or anywhere in these folders of it, and its bytes."""
     direct = (entry.path for entry in _entries(root) if not _is_folder(entry))
-    for path in (*direct, *(p for name in folders for p in _files(os.path.join(root, name)))):
+    below = (p for name in folders for p in _files(os.path.join(root, name), []))
+    for path in (*direct, *below):
         yield path, _size(path)
 
 
@@ -83,8 +114,8 @@ def _chunks(root: str, folder: str) -> list[Candidate]:
     return found
 
 
-def _files(folder: str) -> Iterator[str]:
-    for where, _, file_names in os.walk(folder, onerror=_unless_not_ours):
+def _files(folder: str, unlisted: list[OSError]) -> Iterator[str]:
+    for where, _, file_names in os.walk(folder, onerror=partial(_note, unlisted)):
         for name in file_names:
             yield os.path.join(where, name)
 
@@ -96,24 +127,18 @@ def _size(path: str) -> int:
         return 0
 
 
-def _unless_not_ours(error: OSError) -> None:
-    """Raise ``error`` unless it says: gone meanwhile, no folder, or another user's."""
-    if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
-        raise error
-
-
-def _all_entries(folder: str) -> list[os.DirEntry[str]]:
+def _all_entries(folder: str, unlisted: list[OSError]) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError as e:
-        _unless_not_ours(e)
+        _note(unlisted, e)
         return []
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
-        return _all_entries(folder)
+        return _all_entries(folder, [])
     except OSError:  # looked at again when the walk comes back
         return []
 

@@ -15,6 +15,7 @@ from kvtiers.events import (
     Reason,
     TransferFinished,
     TransferStarted,
+    WarmedUp,
 )
 from kvtiers.metrics import Metrics
 
@@ -85,6 +86,16 @@ def test_counters_go_to_every_counter_that_they_feed_as_plain_text() -> None:
     assert payload["vllm:kv_offload_tiering_backpressure_blocks_dropped"] == {("1:fs",): 3}
     texts = [type(t) for labels in payload.values() for label in labels for t in label]
     assert set(texts) == {str}, "an enum does not travel between processes as text"
+    assert payload.keys() <= definitions().keys()
+
+
+def test_a_warm_up_is_counted_by_outcome() -> None:
+    metrics = Metrics()
+    exporter = StatsExporter(metrics, [], 100)
+    metrics(WarmedUp(promoted=3))
+    metrics(WarmedUp(promoted=1, missing=2))
+    payload = sent(exporter, REST, 0.0)
+    assert payload["vllm:kvtiers_warm_up_chunks"] == {("promoted",): 4, ("missing",): 2}
     assert payload.keys() <= definitions().keys()
 
 

@@ -20,6 +20,7 @@ from kvtiers.errors import ConfigError
 WHOLE = {0: (64, 64, 64, 96), 1: (200, 200)}
 """The page of each layer of each group."""
 STAGES = ({0: (64, 64), 1: (200,)}, {0: (64, 96), 1: (200,)})
+NAMED_ORDERS = {96: "channels outermost"}
 BLOCKS_PER_CHUNK = 2
 
 
@@ -31,7 +32,8 @@ def geometry(sizes, tp=1, rank=0, portable=True):
         for tensor, size in enumerate(pages):
             part = size // tp
             run = Run(0, rank % tp * part, part)
-            maps.append(PageMap(tensor, part, size, (run,), portable=portable))
+            order = NAMED_ORDERS.get(size, "")
+            maps.append(PageMap(tensor, part, size, (run,), portable=portable, order=order))
         groups.append(GroupGeometry(group, 16, tuple(maps)))
     return Geometry(tuple(groups), BLOCKS_PER_CHUNK, rank)
 

@@ -435,3 +435,25 @@ def test_threads_write_and_read_side_by_side(folder: Folder) -> None:
     assert wrong == []
     assert len(list(store.scan())) == 30
     store.close()
+
+
+def test_of_two_writers_of_one_chunk_and_a_deletion_the_last_one_holds(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a restart: what the names say is all that there is."""
+    store = folder.open()
+    write_file = store._io.write
+
+    def meanwhile(path: str, view: memoryview) -> None:
+        write_file(path, view)
+        monkeypatch.undo()
+        assert write(store, 1) == [None]
+        store.delete([key(1)])
+        assert store.contains([key(1)]) == [False]
+
+    monkeypatch.setattr(store._io, "write", meanwhile)
+    assert write(store, 1) == [None]
+    assert read(store, 1) == [payload(1)]
+    assert store.used_bytes == folder.disk_bytes()
+    store.close()
+    assert read(folder.open(), 1) == [payload(1)]

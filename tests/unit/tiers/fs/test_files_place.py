@@ -11,6 +11,7 @@ from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.files_place import FilesPlace
 from kvtiers.tiers.fs.maintain import maintain
 from kvtiers.tiers.fs.quota import STATE_BYTES
+from kvtiers.tiers.fs.tools import FsURL
 from kvtiers.tiers.places import Aim, Part
 from tests.unit.tiers.fs.fs_kit import Folder, capacity, flip, write
 from tests.unit.tiers.tier_kit import CHUNK, LAYOUT, NAMESPACE, key, payload
@@ -23,7 +24,7 @@ def complaints():
 
 @pytest.fixture
 def place(folder, complaints):
-    return FilesPlace(str(folder.root), complaints.append)
+    return FilesPlace(FsURL(str(folder.root)), complaints.append)
 
 
 def stored(folder, *ns):
@@ -264,7 +265,10 @@ def test_the_capacity_is_what_the_url_says_or_what_rules_here(folder, place):
     store = folder.open(capacity_bytes=capacity(5))
     assert place.capacity() == capacity(5)
     store.close()
-    assert FilesPlace(str(folder.root), pytest.fail, 1 << 20).capacity() == 1 << 20
+    assert (
+        FilesPlace(FsURL(str(folder.root), capacity_bytes=1 << 20), pytest.fail).capacity()
+        == 1 << 20
+    )
 
 
 def test_where_others_evict_its_store_leaves_it_to_them(folder, place):
@@ -327,6 +331,6 @@ def test_which_layout_lies_there(folder, tmp_path):
 
 def test_it_says_where_it_is(folder):
     strange = Folder(folder.root / "a b?c")
-    place = FilesPlace(str(strange.root), lambda sentence: None)
+    place = FilesPlace(FsURL(str(strange.root)), lambda sentence: None)
     assert place.url.endswith("/a%20b%3Fc?layout=files")
     assert repr(place).startswith("<FilesPlace ")

@@ -197,11 +197,12 @@ class Disk(RuleBasedStateMachine):
             settled = self.disk - sum(self.promised.values())
             self.counts.append([settled, self.quota.begin_count()])
 
-    @rule()
-    def count_ends(self) -> None:
-        if self.counts:
+    @rule(unlisted=st.integers(0, 1000))
+    def count_ends(self, unlisted: int) -> None:
+        if self.counts and (self.quota.claimed is not None or not unlisted):
             found, before = self.counts.pop()
-            self.quota.counted(found, before, at=0.0)
+            found = max(0, found - unlisted)
+            self.quota.counted(found, before, at=0.0, whole=not unlisted)
 
     @rule()
     def reread(self) -> None:

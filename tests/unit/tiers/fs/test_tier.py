@@ -73,3 +73,17 @@ def test_replayed_events_are_what_is_on_disk(tmp_path: Path) -> None:
                     held -= set(event.keys)
             assert held == {entry.key for entry in tier.store.scan()}
             tier.store.check()
+
+
+def test_what_a_write_evicts_of_its_own_is_not_said_to_be_stored(tmp_path: Path) -> None:
+    """It left before the write as a whole was reported."""
+    with bench(tmp_path / "kv", capacity_bytes=capacity(5)) as tier:
+        assert len(tier.run(tier.store_job(*range(12))).done) == 12
+        there = {entry.key for entry in tier.store.scan()}
+        (stored,) = tier.tier.take_events()
+        assert isinstance(stored, ChunksStored)
+        assert set(stored.keys) == there
+        assert len(there) == 5
+        assert tier.resolve(*range(12)).count(HIT) == 5
+        assert set(tier.run(tier.store_job(*range(12))).done) == {key(n) for n in range(12)}
+        tier.tier.check()

@@ -1,4 +1,7 @@
-"""A disk that is full, read-only or broken: misses, one line, a metric, and recovery by itself."""
+"""A disk that is full, read-only or broken: misses, one line, a metric, and recovery by itself.
+
+What holds for both layouts is asked of both; how a log grows, and does not, of a log.
+"""
 
 import errno
 import fcntl
@@ -14,9 +17,11 @@ import pytest
 from kvtiers.chunks import Lookup
 from kvtiers.errors import ConfigError, Kind
 from kvtiers.events import ChunksRemoved, Reason
+from kvtiers.tiers.fs.names import QUOTA
 from tests.unit.tiers.fs.fs_kit import Folder, capacity, read, write
+from tests.unit.tiers.fs.log.log_kit import Log
 from tests.unit.tiers.fs.test_tier import bench
-from tests.unit.tiers.tier_kit import key, payload
+from tests.unit.tiers.tier_kit import NAMESPACE, key, payload
 
 ROOT = Path(__file__).parents[4]
 
@@ -153,6 +158,13 @@ for options in ({"capacity_fraction": 0.9}, {"eviction": "external"}):
     )
 
 
+@pytest.fixture(params=["files", "log"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Folder | Log:
+    """A root of either layout; ``capacity(20)`` is enough for both."""
+    root = tmp_path / "kv"
+    return Folder(root) if request.param == "files" else Log(root)
+
+
 def failing(code: int, *calls: str) -> Callable[[pytest.MonkeyPatch], None]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(code, os.strerror(code))
@@ -164,21 +176,22 @@ def failing(code: int, *calls: str) -> Callable[[pytest.MonkeyPatch], None]:
     return apply
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (errno.EDQUOT, Kind.FULL),
-        (errno.ENOSPC, Kind.FULL),
-        (errno.EIO, Kind.IO),
-        (errno.EROFS, Kind.IO),
-        (errno.EACCES, Kind.IO),
-    ],
-)
+KINDS = {
+    errno.EDQUOT: Kind.FULL,
+    errno.ENOSPC: Kind.FULL,
+    errno.EIO: Kind.IO,
+    errno.EROFS: Kind.IO,
+    errno.EACCES: Kind.IO,
+}
+
+
+@pytest.mark.parametrize("code", KINDS)
 def test_writes_that_fail_are_said_once_and_pass(
-    folder: Folder, caplog: pytest.LogCaptureFixture, code: int, kind: Kind
+    either: Folder | Log, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
     caplog.set_level("INFO", logger="kvtiers")
-    store = folder.open(capacity_bytes=capacity(20))
+    kind = KINDS[code]
+    store = either.open(capacity_bytes=capacity(20))
     write(store, 1)
     store.contains([key(1)])
     with pytest.MonkeyPatch.context() as patch:
@@ -189,7 +202,8 @@ def test_writes_that_fail_are_said_once_and_pass(
     assert caplog.text.count(os.strerror(code)) == 1
     assert write(store, *range(2, 10)) == [None] * 8
     assert caplog.text.count("write works again") == 1
-    assert store.used_bytes == folder.disk_bytes()
+    if isinstance(either, Folder):
+        assert store.used_bytes == either.disk_bytes()
     store.check()
     store.close()
 
@@ -227,15 +241,15 @@ def test_a_file_system_without_locks_keeps_no_bound(folder: Folder) -> None:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
 def test_reads_that_fail_are_misses_said_once_and_pass(
-    folder: Folder, caplog: pytest.LogCaptureFixture, code: int
+    either: Folder | Log, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
     caplog.set_level("INFO", logger="kvtiers")
-    store = folder.open()
+    store = either.open()
     write(store, 1, 2)
     with pytest.MonkeyPatch.context() as patch:
         failing(code, "preadv")(patch)
         assert read(store, 1, 2, 1) == [Kind.IO] * 3
-    assert folder.removed == [], "nobody knows whether they are gone"
+    assert either.removed == [], "nobody knows whether they are gone"
     assert caplog.text.count("read fails") == 1
     assert read(store, 1, 2) == [payload(1), payload(2)]
     assert caplog.text.count("read works again") == 1
@@ -243,15 +257,15 @@ def test_reads_that_fail_are_misses_said_once_and_pass(
 
 
 def test_a_trouble_that_comes_and_goes_is_said_once_a_minute(
-    folder: Folder, caplog: pytest.LogCaptureFixture
+    either: Folder | Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = folder.open()
+    store = either.open()
     for n in range(30):
         with pytest.MonkeyPatch.context() as patch:
             failing(errno.EIO, "pwritev")(patch)
             assert write(store, n) == [Kind.IO]
         assert write(store, n) == [None]
-        folder.clock.advance(3)
+        either.clock.advance(3)
     assert caplog.text.count("write fails") == 2
     store.close()
 
@@ -273,9 +287,65 @@ def test_a_quota_file_that_cannot_be_written_fails_writes_and_recovers(
     store.close()
 
 
-def test_a_broken_disk_through_the_tier(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", KINDS)
+def test_a_log_that_can_make_no_segment_at_first(
+    log: Log, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    caplog.set_level("INFO", logger="kvtiers")
+    with pytest.MonkeyPatch.context() as patch:
+        failing(code, "posix_fallocate")(patch)
+        store = log.open()
+        for n in range(3):
+            assert write(store, n) == [KINDS[code]]
+    assert log.segments() == []
+    assert caplog.text.count("write fails") == 1
+    assert caplog.text.count(os.strerror(code)) == 1
+    assert write(store, 1) == [None]
+    assert caplog.text.count("write works again") == 1
+    store.check()
+    store.close()
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "open"])
+@pytest.mark.parametrize("code", KINDS)
+def test_a_log_that_cannot_grow_says_why_once_and_grows_later(
+    log: Log, caplog: pytest.LogCaptureFixture, code: int, call: str
+) -> None:
+    """A quota, a folder that nobody may write to any more, a disk that is broken."""
+    caplog.set_level("INFO", logger="kvtiers")
+    store = log.open()
+    write(store, 0)
+    before, real = len(log.segments()), os.open
+
+    def open_but_make_none(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(code, os.strerror(code))
+        return real(path, flags, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if call == "open":
+            patch.setattr(os, "open", open_but_make_none)
+        else:
+            failing(code, call)(patch)
+        for n in range(60):
+            assert write(store, n) == [None], "it goes round in what it has"
+    assert len(log.segments()) == before
+    (line,) = caplog.messages
+    assert "cannot grow, so what it has is used again" in line
+    assert os.strerror(code) in line
+    log.clock.advance(31)
+    for n in range(100, 160):
+        assert write(store, n) == [None]
+    assert len(log.segments()) > before
+    assert caplog.messages[1:] == [f"{log.root}/log grows again"]
+    store.check()
+    store.close()
+
+
+@pytest.mark.parametrize("layout", ["files", "log"])
+def test_a_broken_disk_through_the_tier(layout: str, tmp_path: Path) -> None:
     """The runner leaves the tier alone, says misses, and comes back by itself."""
-    with bench(tmp_path / "kv", capacity_bytes=capacity(20)) as tier:
+    with bench(tmp_path / "kv", capacity_bytes=capacity(20), layout=layout) as tier:
         tier.run(tier.store_job(1, 2))
         tier.tier.take_events()
         with pytest.MonkeyPatch.context() as patch:
@@ -350,3 +420,77 @@ def test_what_cannot_be_listed_is_not_counted_as_nothing(folder: Folder, code: i
         write(store, *range(20, 60))
     assert folder.disk_bytes() <= bound
     store.check()
+
+
+def unlisted(code: int, name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    real = os.scandir
+
+    def refused(path: Any) -> Any:
+        if os.path.basename(path) == name:
+            raise OSError(code, os.strerror(code), path)
+        return real(path)
+
+    return lambda patch: patch.setattr(os, "scandir", refused)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.ENOENT])
+@pytest.mark.parametrize("name", ["00", NAMESPACE.id])
+def test_what_may_not_be_listed_goes_on_counting(
+    folder: Folder, caplog: pytest.LogCaptureFixture, code: int, name: str
+) -> None:
+    bound = capacity(20)
+    store = folder.open(capacity_bytes=bound)
+    write(store, *range(20))
+    folder.let_promises_end()
+    with pytest.MonkeyPatch.context() as patch:
+        unlisted(code, name)(patch)
+        store._account.count()
+        store._account.count()
+        counted = store.used_bytes
+    assert counted >= folder.disk_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        unlisted(code, name)(patch)
+        write(store, *range(20, 60))
+    assert folder.disk_bytes() <= bound
+    assert caplog.text.count("cannot be listed") == 1
+    store._account.count()
+    assert store.used_bytes == folder.disk_bytes()
+    folder.let_promises_end()
+    assert write(store, *range(20, 60)) == [None] * 40
+    assert folder.disk_bytes() <= bound
+    store.check()
+    store.close()
+
+
+def test_nothing_is_granted_where_nobody_ever_counted_what_may_not_be_listed(
+    folder: Folder,
+) -> None:
+    bound = capacity(20)
+    store = folder.open(capacity_bytes=bound)
+    write(store, *range(20))
+    store.close()
+    (folder.root / QUOTA).unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        unlisted(errno.EACCES, "00")(patch)
+        store = folder.open(capacity_bytes=bound)
+        assert write(store, 20) == [Kind.IO]
+        assert read(store, 1) == [payload(1)]
+    folder.let_promises_end()
+    assert write(store, 20) == [None]
+    assert folder.disk_bytes() <= bound
+    store.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+def test_what_another_user_keeps_from_us_is_not_ours(folder: Folder) -> None:
+    store = folder.open(capacity_bytes=capacity(20))
+    write(store, 1)
+    theirs = folder.root / ("f" * 32)
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    with pytest.MonkeyPatch.context() as patch:
+        unlisted(errno.EACCES, theirs.name)(patch)
+        folder.file(1).unlink()
+        store._account.count()
+    assert store.used_bytes == folder.disk_bytes()
+    store.close()

@@ -1,6 +1,8 @@
 """What the parts of a log share: index, segments, files, and the one way to add to them."""
 
+import errno
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -21,11 +23,11 @@ _log = logging.getLogger("kvtiers")
 class LogCore:
     """The state of one open log.
 
-    ``lock`` guards ``index``, ``pool`` with all of its segments, and ``deletions``, and is never
-    held during I/O. Two things are read without it: whether a key is in the index, and which
-    segment is the active one; who acts on either asks again within. Which segments there are, and
-    which one is active, is changed by the roller alone, one thread at a time, while the store is
-    open. ``files`` and ``complaints`` see to themselves; the rest never changes.
+    ``lock`` guards ``index``, ``pool`` with all of its segments, ``deletions`` and ``lost``, and is
+    never held during I/O. Two things are read without it: whether a key is in the index, and which
+    segment is the active one; who acts on either asks again within. Which segment is active, and
+    which there are, is changed by the roller alone, each by one thread at a time, while the store
+    is open. ``files`` and ``complaints`` see to themselves; the rest never changes.
     """
 
     def __init__(self, context: StoreContext, files: SegmentFiles, pool: Pool) -> None:
@@ -36,6 +38,12 @@ class LogCore:
         self.index = LogIndex()
         self.deletions: deque[Deletion] = deque()
         """Chunks that are gone, which the log does not say yet."""
+        self._under_way: set[int] = set()
+        """Positions of the runs that are written now."""
+        self._deleted_meanwhile: dict[Key, int] = {}
+        """Deletions that reach what some of these runs may hold."""
+        self.lost = False
+        """The folder is there no more, or another's: nothing that is written counts."""
         self.complaints = Complaints(files.folder, context.clock)
         self.lock = threading.Lock()
 
@@ -62,7 +70,15 @@ class LogCore:
         if active is None or run is None:
             return None
         active.begin_write()
+        self._under_way.add(fmt.position(active.sequence, run.page))
         return active, run
+
+    def forget(self, gone: Sequence[Deletion]) -> None:
+        """Have it written down that these were dropped from the index. With ``lock`` held."""
+        self.deletions.extend(gone)
+        first = min(self._under_way, default=None)
+        if first is not None:
+            self._deleted_meanwhile.update(d for d in gone if d[1] > first)
 
     def append(
         self,
@@ -102,6 +118,9 @@ class LogCore:
             head = self.files.scratch(fmt.pack_head(rows, segment.sequence))
             self.files.write(segment.number, page, [head, *bodies])
             with self.lock:
+                if self.lost:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                rows = self._outlived(rows, segment.sequence)
                 segment.wrote(rows)
                 there = self._still_there(rows, segment.sequence) if moved else rows
                 self.index.put(segment.number, segment.sequence, there)
@@ -111,9 +130,16 @@ class LogCore:
                     segment.give_up()
             return self.failed("write", segment.number, e)
         finally:
-            self._end_write(segment)
+            self._end_write(segment, page)
         self.complaints.worked("write")
         return None
+
+    def lose(self) -> list[Key]:
+        """The folder is lost: nothing is claimed from now on. What was there; once."""
+        with self.lock:
+            self.lost = True
+            self.deletions.clear()
+            return self.index.clear()
 
     def failed(self, operation: str, number: int, error: OSError) -> KVTiersError:
         """``error`` of the disk in our family; the first of its kind is said."""
@@ -133,11 +159,26 @@ class LogCore:
             if row[0] in self.index:
                 there.append(row)
             else:
-                self.deletions.append((row[0], fmt.position(sequence, row[1])))
+                self.forget([(row[0], fmt.position(sequence, row[1]))])
         return there
 
-    def _end_write(self, segment: Segment) -> None:
+    def _outlived(self, rows: Sequence[Row], sequence: int) -> Sequence[Row]:
+        """Without those whose chunk another call wrote behind them, and one deleted, meanwhile.
+
+        The deletion reaches them where a segment is looked through in the order of its pages.
+        """
+        if not self._deleted_meanwhile:
+            return rows
+        upto = self._deleted_meanwhile
+        return [r for r in rows if not r[2] or upto.get(r[0], -1) < fmt.position(sequence, r[1])]
+
+    def _end_write(self, segment: Segment, page: int) -> None:
         with self.lock:
+            self._under_way.remove(fmt.position(segment.sequence, page))
+            first = min(self._under_way, default=None)
+            if self._deleted_meanwhile:
+                left = self._deleted_meanwhile.items() if first is not None else ()
+                self._deleted_meanwhile = {k: at for k, at in left if at > (first or 0)}
             last = segment.end_write()
         if last:
             self.seal(segment)
@@ -174,6 +215,9 @@ class LogCore:
             self.pool.check()
             self.index.check()
             self.complaints.check()
+            writes = sum(segment.writes for segment in self.pool.segments.values())
+            assert len(self._under_way) == writes, "runs are under way that nobody writes"
+            assert self._under_way or not self._deleted_meanwhile, "old deletions are kept"
             for key, at in self.index.items():
                 segment = self.pool.segments.get(at.segment)
                 assert segment is not None, f"{key.hex()} lies in no segment"

@@ -119,6 +119,12 @@ class LogIndex:
         """Forget ``key`` if it lies there."""
         return self.drop([key]) if self.find(key) == location else []
 
+    def clear(self) -> list[Key]:
+        """Forget all; returns what was there."""
+        gone = list(self._locations)
+        self._locations.clear()
+        return gone
+
     def items(self) -> Iterator[tuple[Key, Location]]:
         """All chunks and where they lie, as they are now."""
         return ((key, _unpack(packed)) for key, packed in list(self._locations.items()))

@@ -7,26 +7,26 @@ open keeps it within its capacity itself.
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from itertools import accumulate
 
 from kvtiers.errors import map_errors
-from kvtiers.tiers.fs import names
+from kvtiers.tiers.fs import names, tree
 from kvtiers.tiers.fs.log import looking, recovery
 from kvtiers.tiers.fs.log.looking import Looked
-from kvtiers.tiers.fs.log.ownership import TEMP, Ownership
+from kvtiers.tiers.fs.log.ownership import LOCK, TEMP, Ownership
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.options import bad_option
 from kvtiers.tiers.places import Aim, Report, unheard
 
 
-def choose(found: Sequence[Looked], aim: Aim, now: float) -> list[Looked]:
-    """Those that leave: what holds nothing, as far as there is too much, then the oldest.
+def choose(found: Sequence[Looked], used: int, aim: Aim, now: float) -> list[Looked]:
+    """Those that leave where ``used`` bytes lie: what holds nothing, as far as there is too much,
+    then the oldest.
 
     Segments leave in the order in which they were begun, because later ones say what was deleted
     of earlier ones. So one is as old as the oldest that was begun after it: clocks are set back.
     """
-    used = sum(nbytes for _, nbytes, _ in found)
     chosen: list[Looked] = []
     for looked, began in _in_order(found):
         old = aim.older_than_s is not None and began < now - aim.older_than_s
@@ -65,8 +65,9 @@ def maintain(
 ) -> Report:
     """Make the log under ``root`` smaller, or one namespace of it, and say what left.
 
-    ``aim.max_bytes`` bounds the lengths of segments; a chunk is as old as the beginning of its
-    segment. Raises ConfigError for a wrong call or if somebody owns the log, KVTiersError.
+    ``aim.max_bytes`` bounds the lengths of segments and of what lies beside them; a chunk is as old
+    as the beginning of its segment. Raises ConfigError for a wrong call or if somebody owns the
+    log, KVTiersError.
     """
     aim.refuse_nonsense()
     with map_errors("maintain", files.folder):
@@ -75,11 +76,16 @@ def maintain(
         if not os.path.isdir(files.folder):
             return Report()
         with nullcontext() if dry_run else closing(Ownership(root)):
-            return _pass(files, aim, dry_run, wall_clock(), advance)
+            return _pass(root, files, aim, dry_run, wall_clock(), advance)
 
 
 def _pass(
-    files: SegmentFiles, aim: Aim, dry_run: bool, now: float, advance: Callable[[int], None]
+    root: str,
+    files: SegmentFiles,
+    aim: Aim,
+    dry_run: bool,
+    now: float,
+    advance: Callable[[int], None],
 ) -> Report:
     everything = list(recovery.headers(files))
     found = [
@@ -87,10 +93,12 @@ def _pass(
         for looked in everything
         if aim.namespace is None or (looked[2] and looked[2].namespace_id == aim.namespace)
     ]
-    report = Report(before_bytes=sum(nbytes for _, nbytes, _ in found))
+    used = sum(nbytes for _, nbytes, _ in found) + _bytes_beside(root, aim.namespace)
+    report = Report()
     if aim.namespace is None:
         _remove_temporary(files, dry_run, report)
-    leaving = choose(found, aim, now)
+    report.before_bytes = used + report.bytes
+    leaving = choose(found, used, aim, now)
     counts = _chunks_in(files, found, {number for number, _, _ in leaving})
     for number, nbytes, header in leaving:
         name = f"{names.LOG}/{os.path.basename(files.path(number))}"
@@ -105,6 +113,16 @@ def _pass(
             report.by_namespace[header.namespace_id] += counts[number]
         advance(nbytes)
     return report
+
+
+def _bytes_beside(root: str, namespace: str | None) -> int:
+    """Of manifests, and of the lock unless it is about one namespace: a capacity counts them."""
+    if namespace is not None:
+        return tree.measure(root, [namespace]).bytes
+    total = tree.measure(root, names.namespaces(root)).bytes
+    with suppress(FileNotFoundError):
+        total += os.lstat(os.path.join(root, names.LOG, LOCK)).st_size
+    return total
 
 
 def _remove_temporary(files: SegmentFiles, dry_run: bool, report: Report) -> None:

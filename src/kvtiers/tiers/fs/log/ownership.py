@@ -35,10 +35,11 @@ class Ownership:
     def __init__(self, root: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.folder = os.path.join(root, names.LOG)
         folders.make_folder(self.folder, durable=True)
-        path = os.path.join(self.folder, LOCK)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, folders.FILE_MODE)
+        self._path = os.path.join(self.folder, LOCK)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, folders.FILE_MODE)
         try:
             self._lock(root, pause)
+            self._file = os.fstat(self._fd)
         except BaseException:
             self.close()
             raise
@@ -74,6 +75,20 @@ class Ownership:
         except BlockingIOError:
             return False
         return True
+
+    def holds(self) -> bool:
+        """Whether the lock is where it was taken: who removed it may have another one there.
+
+        True as well if that cannot be told, as on a disk that fails.
+        """
+        if self._fd < 0:
+            return False
+        try:
+            return os.path.samestat(self._file, os.stat(self._path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Give it up. Idempotent."""

@@ -35,6 +35,8 @@ class State(Enum):
 
     FREE = "free"
     """It holds nothing, and nobody reads from it."""
+    TAKEN = "taken"
+    """It holds nothing, and its file is about to be made, begun or removed."""
     ACTIVE = "active"
     """Chunks are appended to it."""
     FULL = "full"
@@ -48,6 +50,7 @@ class Event(Enum):
     """What happens to a segment."""
 
     FOUND = "found with chunks in it"
+    TAKEN = "taken"
     BEGUN = "begun"
     FILLED = "filled"
     SEALED = "sealed"
@@ -59,7 +62,9 @@ class Event(Enum):
 
 _NEXT = {
     (State.FREE, Event.FOUND): State.SEALED,
-    (State.FREE, Event.BEGUN): State.ACTIVE,
+    (State.FREE, Event.TAKEN): State.TAKEN,
+    (State.TAKEN, Event.FREED): State.FREE,
+    (State.TAKEN, Event.BEGUN): State.ACTIVE,
     (State.ACTIVE, Event.FILLED): State.FULL,
     (State.FULL, Event.SEALED): State.SEALED,
     (State.SEALED, Event.RESUMED): State.ACTIVE,
@@ -108,6 +113,14 @@ class Segment:
         """It was there when the log was opened, of this use."""
         self.to(Event.FOUND)
         self.sequence, self.created_at = sequence, created_at
+
+    def take(self) -> None:
+        """Nobody else may: ``begin``, ``give_back`` or ``Pool.forget`` follows."""
+        self.to(Event.TAKEN)
+
+    def give_back(self) -> None:
+        """It was made; or it could not be begun, or removed."""
+        self.to(Event.FREED)
 
     def begin(self, sequence: int, created_at: float) -> None:
         """It is the active one, and empty."""
@@ -250,11 +263,11 @@ class Pool:
         self._sequence = max(self._sequence, segment.sequence)
 
     def new(self) -> Segment | None:
-        """A segment to be made, if there may be one more."""
+        """A segment to be made, if there may be one more. It is taken."""
         if self.used_bytes + self.segment_bytes > self.capacity_bytes:
             return None
         number = next(n for n in range(len(self.segments) + 1) if n not in self.segments)
-        segment = self.segments[number] = Segment(number, self.segment_bytes)
+        segment = self.segments[number] = Segment(number, self.segment_bytes, State.TAKEN)
         return segment
 
     def forget(self, segment: Segment) -> None:
@@ -284,6 +297,11 @@ class Pool:
         """The one that was begun last."""
         sealed = self._in(State.SEALED)
         return max(sealed, key=lambda segment: segment.sequence, default=None)
+
+    def is_last(self, segment: Segment) -> bool:
+        """Whether no other that holds something was begun after it."""
+        others = (s.sequence for s in self.segments.values() if s.state is not State.FREE)
+        return segment.sequence >= max(others, default=0)
 
     def _in(self, state: State) -> Iterable[Segment]:
         return (s for s in self.segments.values() if s.state is state)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from kvtiers.chunks import PAGE_BYTES, Key
+from kvtiers.errors import KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log.core import LogCore
+from kvtiers.tiers.fs.log.core import LogCore, mapped
 from kvtiers.tiers.fs.log.format import Header
 from kvtiers.tiers.fs.log.index import Location
 from kvtiers.tiers.fs.log.pool import Run, Segment, State
@@ -38,12 +39,16 @@ class Roller:
     def __init__(self, core: LogCore) -> None:
         self._core = core
         self._rolling = threading.Lock()
-        """Held by the lane that makes another segment the active one, which sees to whether the
-        log may grow, and to what was said of that. ``core.lock`` is taken within, never around it.
+        """Held by the lane that makes another segment the active one."""
+        self._preparing = threading.Lock()
+        """Held by the lane that sees to a free segment, to whether the log may grow, and to what
+        was said of that. Taken within ``_rolling``, as ``core.lock`` is within both, never around.
         """
         self._touched: deque[Key] = deque(maxlen=_MAX_TOUCHED)
         self._no_growth_until = 0.0
-        self._said_cannot_grow = self._said_cannot_remove = False
+        self._cannot_grow: KVTiersError | None = None
+        """Why it could not the last time; said once, until it did."""
+        self._said_cannot_remove = False
         self._evicted: deque[Key] = deque()
         """Chunks that left and were not reported yet."""
 
@@ -68,23 +73,25 @@ class Roller:
         """
         while True:
             seen = self._core.pool.active
+            use = 0 if seen is None else seen.sequence
             found = self._core.find_room(wanted)
             if found is not None:
                 return found
-            self._roll(seen)
+            self._roll(seen, use)
 
-    def _roll(self, seen: Segment | None) -> None:
-        """Make another segment the active one, unless that was done meanwhile."""
+    def _roll(self, seen: Segment | None, use: int) -> None:
+        """Begin another segment, or this one anew, unless that was done since its ``use``."""
         core, last = self._core, False
         try:
             with self._rolling:
-                if core.pool.active is not seen:
+                if core.pool.active is not seen or (seen is not None and seen.sequence != use):
                     return
                 following = self._begin_another()
                 with core.lock:
-                    core.pool.active = following
-                    if seen is not None:
+                    if seen is not None and core.pool.active is seen:
                         last = seen.fill()
+                    core.pool.active = following
+            with self._preparing:  # others may write to it meanwhile
                 self.prepare()
         finally:
             self.report()
@@ -96,47 +103,85 @@ class Roller:
         following = self._spare()
         with core.lock:
             sequence = core.pool.next_sequence()
-        header = Header(
-            sequence,
-            following.nbytes,
-            core.context.wall_clock(),
-            core.context.namespace.id,
-        )
-        self._write_header(following, header)
+        created_at = core.context.wall_clock()
+        self._write_header(following, self._header(following, sequence, created_at))
         with core.lock:
-            following.begin(header.sequence, header.created_at)
+            following.begin(sequence, created_at)
         return following
 
-    def _write_header(self, segment: Segment, header: Header) -> None:
+    def _header(self, segment: Segment, sequence: int, created_at: float) -> bytes:
+        namespace = self._core.context.namespace.id
+        return fmt.pack_header(Header(sequence, segment.nbytes, created_at, namespace))
+
+    def _write_header(self, segment: Segment, header: bytes) -> None:
         core = self._core
         try:
-            core.files.write_pages(segment.number, 0, fmt.pack_header(header))
+            core.files.write_pages(segment.number, 0, header)
         except OSError as e:
-            if is_lost(e):
-                with core.lock:
+            with core.lock:
+                if is_lost(e):
                     core.pool.forget(segment)
+                else:
+                    segment.give_back()
             raise core.failed("write", segment.number, e) from None
 
     def _spare(self) -> Segment:
-        """A segment to begin. If none was prepared the oldest one leaves without more ado."""
-        while (spare := self._free() or self._grow()) is None:
-            victim = self._victim()
+        """Take a segment. If none was prepared the oldest one leaves without more ado."""
+        spare = self._take_free()
+        if spare is not None:
+            return spare
+        with self._preparing:
+            return self._spare_at_once()
+
+    def _spare_at_once(self) -> Segment:
+        while (spare := self._take_free() or self._grow()) is None:
+            victim = self._victim() or self._retire()
             if victim is None:
-                raise self._core.full("every segment is in use")
-            self.empty(victim)
+                raise self._in_use()
+            try:
+                self.empty(victim)
+            except OSError as e:
+                self._no_growth_until = 0.0  # it may take nothing at all: then ask again
+                raise self._core.failed("write", victim.number, e) from None
             self._try_to_remove_misfits()
         return spare
 
-    def _free(self) -> Segment | None:
+    def _in_use(self) -> KVTiersError:
+        """No segment may leave: of a disk that is broken it is not said that it is full."""
+        if self._cannot_grow is None:
+            return self._core.full("every segment is in use")
+        return self._cannot_grow.with_traceback(None)
+
+    def _retire(self) -> Segment | None:
+        """The active segment if there is no other, and nobody writes to it: it follows itself."""
+        core = self._core
+        with core.lock:
+            active = core.pool.active
+            if active is None or len(core.pool.segments) > 1:
+                return None
+            core.pool.active = None
+            last = active.fill()
+        if last:
+            core.seal(active)
+        return self._victim()
+
+    def _take_free(self) -> Segment | None:
         with self._core.lock:
-            return self._core.pool.free()
+            free = self._core.pool.free()
+            if free is not None:
+                free.take()
+            return free
+
+    def _has_free(self) -> bool:
+        with self._core.lock:
+            return self._core.pool.free() is not None
 
     def _victim(self) -> Segment | None:
         with self._core.lock:
             return self._core.pool.victim()
 
     def _grow(self) -> Segment | None:
-        """One more segment; None if the capacity or the disk has no room."""
+        """Take one more segment; None if the capacity or the disk has no room."""
         core = self._core
         if core.context.clock() < self._no_growth_until:
             return None
@@ -152,41 +197,54 @@ class Roller:
             if not core.pool.segments:
                 raise core.failed("write", segment.number, e) from None
             self._no_growth_until = core.context.clock() + _NO_GROWTH_S
-            self._say_cannot_grow(e)
+            self._say_cannot_grow(e, core.files.path(segment.number))
             return None
-        self._said_cannot_grow = False
+        self._say_grows()
         return segment
 
-    def _say_cannot_grow(self, error: OSError) -> None:
-        """Once, until it did."""
-        if not self._said_cannot_grow:
-            self._said_cannot_grow = True
+    def _say_cannot_grow(self, error: OSError, path: str) -> None:
+        if self._cannot_grow is None:
             folder = self._core.files.folder
             _log.warning("%s cannot grow, so what it has is used again: %s", folder, error.strerror)
+        self._cannot_grow = mapped("write", path, error)
+
+    def _say_grows(self) -> None:
+        if self._cannot_grow is not None:
+            self._cannot_grow = None
+            _log.info("%s grows again", self._core.files.folder)
 
     def prepare(self) -> None:
         """Have a free segment for the next time: the oldest leaves, what was used of it stays."""
-        while self._free() is None and self._grow() is None:
+        while not self._has_free():
+            grown = self._grow()
+            if grown is not None:
+                with self._core.lock:
+                    grown.give_back()
+                return
             victim = self._victim()
             if victim is None:
                 return
-            self.empty(victim, survive=True)
+            try:
+                self.empty(victim, survive=True)
+            except OSError:
+                return  # whoever needs a segment is told
             self._try_to_remove_misfits()
             if victim.state is State.DRAINING:  # somebody reads from it yet
                 return
 
     def empty(self, victim: Segment, *, survive: bool = False) -> None:
-        """Evict the chunks of ``victim``; ``survive``: but for some of those that were used."""
+        """Evict the chunks of ``victim``; ``survive``: but for some of those that were used.
+
+        Raises OSError, and evicts nothing, if the disk does not take it that they leave.
+        """
         core = self._core
-        with core.lock:
-            victim.leave()
         if survive:
             self.note_uses()
             self._write_again(victim)
-        with core.lock:
-            evicted = core.index.evict(victim.number, victim.keys)
         self._erase(victim)
         with core.lock:
+            victim.leave()
+            evicted = core.index.evict(victim.number, victim.keys)
             victim.emptied()
         self._evicted.extend(evicted)
 
@@ -206,12 +264,19 @@ class Roller:
         """
         core = self._core
         with core.lock:
-            misfits = core.pool.misfits()
-        for segment in misfits:
-            core.files.remove(segment.number)
+            misfits = deque(core.pool.misfits())
+            for segment in misfits:
+                segment.take()
+        try:
+            while misfits:
+                core.files.remove(misfits[0].number)
+                with core.lock:
+                    core.pool.forget(misfits.popleft())
+                self._no_growth_until = 0.0
+        finally:
             with core.lock:
-                core.pool.forget(segment)
-            self._no_growth_until = 0.0
+                for segment in misfits:
+                    segment.give_back()
 
     def _try_to_remove_misfits(self) -> None:
         try:
@@ -222,9 +287,22 @@ class Roller:
                 _log.warning("%s cannot be made smaller: %s", self._core.files.folder, e)
 
     def _erase(self, victim: Segment) -> None:
-        """Nobody finds anything in it any more: what it holds may have been deleted elsewhere."""
-        with contextlib.suppress(OSError):
-            self._core.files.write(victim.number, 0, [pages(1)])
+        """No later owner finds anything in it: what it holds may have been deleted elsewhere.
+
+        The last use of all is followed by one that holds nothing: a number that no header tells
+        would be given out again, and what was written under it would count again.
+        """
+        core = self._core
+        with core.lock:
+            following = core.pool.next_sequence() if core.pool.is_last(victim) else None
+        page = bytes(PAGE_BYTES)
+        if following is not None:
+            page = self._header(victim, following, core.context.wall_clock())
+        try:
+            core.files.write_pages(victim.number, 0, page)
+        except OSError as e:
+            if not is_lost(e):
+                raise
 
     def _write_again(self, victim: Segment) -> None:
         """Copy used chunks of ``victim`` to the active segment, as long as it has room."""

@@ -5,11 +5,14 @@ Many chunks are written and read by one vectored call, and where each lies is in
 """
 
 import contextlib
+import errno
 import logging
+import os
+import threading
 from collections.abc import Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.errors import Kind, KVTiersError, closed
+from kvtiers.errors import Kind, KVTiersError, Retry, closed
 from kvtiers.events import Reason
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
@@ -18,13 +21,18 @@ from kvtiers.tiers.fs.capacity import resolve
 from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import ownership
+from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.index import Deletion, Location
 from kvtiers.tiers.fs.log.opening import open_log, refuse_too_little
 from kvtiers.tiers.fs.log.reading import read_items
+from kvtiers.tiers.fs.log.roller import Roller
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
+
+_START_OVER_S = 30.0
+"""Between two tries to begin a log anew that somebody removed."""
 
 
 class LogStore:
@@ -47,43 +55,57 @@ class LogStore:
     ) -> None:
         self._context = context
         self._root = folders.path_of(root_dir)
-        capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
-        stated = "capacity_fraction" if capacity_bytes is None else "capacity_bytes"
+        self._capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
+        self._stated = "capacity_fraction" if capacity_bytes is None else "capacity_bytes"
+        self._direct_io, self._fsync = direct_io, fsync
         others = len(context.namespace.manifest().encode()) + ownership.LOCK_BYTES
-        refuse_too_little(stated, capacity, others, context.layout.slot_bytes)
-        folders.open_root(self._root)
+        refuse_too_little(self._stated, self._capacity, others, context.layout.slot_bytes)
         self._said_damaged = self._closed = False
+        self._gate = threading.Lock()
+        """Guards ``_writers`` and ``_closed``; never held during I/O."""
         self._writers = 0
         """Calls that may write to the disk: the last one out gives up the folder."""
-        folders.refuse_other_layout(self._root, "log")
-        try:
-            self._ownership = ownership.Ownership(self._root)
-        except OSError as e:
-            raise folders.unusable(self._root, e) from e
-        try:
-            self._open(capacity, stated, direct_io, fsync)
-            self._ownership.keep_capacity(capacity)
-        except OSError as e:
-            self._ownership.close()
-            raise folders.unusable(self._root, e) from e
-        except BaseException:
-            self._ownership.close()
-            raise
+        self._not_ours: KVTiersError | None = None
+        """Why the folder that somebody removed could not be begun anew."""
+        self._start_over_at = 0.0
+        self._device = os.stat(folders.nearest_folder(self._root)).st_dev
+        self._start()
 
     # -- opening and closing --------------------------------------------------------------------
 
-    def _open(self, capacity_bytes: int, stated: str, direct_io: DirectIO, fsync: bool) -> None:
+    def _start(self) -> None:
+        """Own the folder, and take in what is there. Raises ConfigError."""
+        folders.open_root(self._root)
+        folders.refuse_other_layout(self._root, "log")
+        try:
+            owned = ownership.Ownership(self._root)
+        except OSError as e:
+            raise folders.unusable(self._root, e) from e
+        try:
+            core, roller = self._open(owned.folder)
+            owned.keep_capacity(self._capacity)
+        except OSError as e:
+            owned.close()
+            raise folders.unusable(self._root, e) from e
+        except BaseException:
+            owned.close()
+            raise
+        self._ownership = owned  # before the core: see _is_lost
+        self._core, self._roller = core, roller
+
+    def _open(self, folder: str) -> tuple[LogCore, Roller]:
         ownership.open_namespace(self._root, self._context.namespace)
-        files = SegmentFiles(self._ownership.folder, direct_io, fsync)
+        files = SegmentFiles(folder, self._direct_io, self._fsync)
         others = ownership.other_bytes(self._root)
-        refuse_too_little(stated, capacity_bytes, others, self._context.layout.slot_bytes)
-        self._core, self._roller = open_log(self._context, files, capacity_bytes - others)
-        if direct_io == "on" and not files.direct:
+        refuse_too_little(self._stated, self._capacity, others, self._context.layout.slot_bytes)
+        opened = open_log(self._context, files, self._capacity - others)
+        if self._direct_io == "on" and not files.direct:
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
+        return opened
 
     def close(self) -> None:
         """Write down what the last segment holds; give the folder up."""
-        with self._core.lock:
+        with self._gate:
             busy = self._closed or self._writers
             self._closed = True
         if not busy:
@@ -92,13 +114,13 @@ class LogStore:
     @contextlib.contextmanager
     def _writing(self, operation: str) -> Iterator[None]:
         """Within, the folder stays ours, even if a call hangs while the store is closed."""
-        with self._core.lock:
+        with self._gate:
             self._refuse_if_closed(operation)
             self._writers += 1
         try:
             yield
         finally:
-            with self._core.lock:
+            with self._gate:
                 self._writers -= 1
                 last = self._closed and not self._writers
             if last:
@@ -106,17 +128,73 @@ class LogStore:
 
     def _give_up(self) -> None:
         try:
-            with contextlib.suppress(KVTiersError):
-                self._flush_deletions()
-            core = self._core
-            with core.lock:
-                active, core.pool.active = core.pool.active, None
-                if active is not None:
-                    active.fill()
-            if active is not None:
-                core.seal(active)
+            if not self._core.lost and self._ownership.holds():
+                self._finish()
         finally:
             self._ownership.close()
+
+    def _finish(self) -> None:
+        with contextlib.suppress(KVTiersError):
+            self._flush_deletions()
+        core = self._core
+        with core.lock:
+            active, core.pool.active = core.pool.active, None
+            if active is not None:
+                active.fill()
+        if active is not None:
+            core.seal(active)
+
+    # -- a folder that somebody removed ---------------------------------------------------------
+
+    def _is_lost(self, core: LogCore) -> bool:
+        """Whether the folder of ``core`` is there no more, or another's: then it claims nothing.
+
+        ``core`` is looked up before the ownership, which is the newer one if they differ.
+        """
+        if not core.lost and self._ownership.holds():
+            return False
+        gone = core.lose()
+        if gone:
+            self._context.on_removed(gone, Reason.VANISHED)
+        return True
+
+    def _see_to_folder(self) -> KVTiersError | None:
+        """Within ``_writing``: begin the log anew if it was removed; why there is none.
+
+        Not beside another call that writes: it would go on in the new folder as in the old one.
+        """
+        if not self._is_lost(self._core):
+            return None
+        with self._gate:
+            alone = self._writers == 1
+        if not alone:
+            return self._gone("and writes are under way")
+        now = self._context.clock()
+        if self._not_ours is None or now >= self._start_over_at:
+            self._not_ours = self._start_over()
+            self._start_over_at = now + _START_OVER_S
+        return self._not_ours
+
+    def _start_over(self) -> KVTiersError | None:
+        self._ownership.close()
+        try:
+            if os.stat(folders.nearest_folder(self._root)).st_dev != self._device:
+                raise OSError(errno.EXDEV, "another file system is in its place")
+            self._start()
+        except (KVTiersError, OSError) as e:
+            failure = self._gone(f"and cannot be begun anew: {e}")
+            self._core.complaints.failed("write", failure)
+            return failure
+        _log.warning("%s was removed under this engine: the log is begun anew", self._root)
+        return None
+
+    def _gone(self, why: str) -> KVTiersError:
+        return KVTiersError(
+            f"{self._root} was removed under this engine, {why}",
+            kind=Kind.IO,
+            retry=Retry.MAY,
+            operation="write",
+        )
 
     # -- the contract ---------------------------------------------------------------------------
 
@@ -132,6 +210,9 @@ class LogStore:
             return self._write(items)
 
     def _write(self, items: Sequence[Item]) -> list[KVTiersError | None]:
+        lost = self._see_to_folder()
+        if lost is not None:
+            return [lost] * len(items)
         self._roller.note_uses()
         results = [self._unfit(item) for item in items]
         index = self._core.index
@@ -166,15 +247,19 @@ class LogStore:
                 for number in numbers:
                     core.pool.segments[number].end_read()
         if any(results):
-            self._report_losses(items, found, results)
+            self._is_lost(core)
+            self._report_losses(core, items, found, results)
         self.touch([i.key for i, error in zip(items, results, strict=True) if error is None])
         return results
 
     def delete(self, keys: Sequence[Key]) -> None:
         """Forget these chunks, and write down that they are forgotten."""
         with self._writing("delete"):
+            lost = self._see_to_folder()
+            if lost is not None:
+                raise lost
             with self._core.lock:
-                self._core.deletions.extend(self._core.index.drop(dict.fromkeys(keys)))
+                self._core.forget(self._core.index.drop(dict.fromkeys(keys)))
             self._flush_deletions()
 
     def scan(self) -> Iterator[Entry]:
@@ -220,6 +305,7 @@ class LogStore:
 
     def _report_losses(
         self,
+        core: LogCore,
         items: Sequence[Item],
         found: Sequence[Location | None],
         results: Sequence[KVTiersError | None],
@@ -229,10 +315,10 @@ class LogStore:
         for item, at, error in zip(items, found, results, strict=True):
             if error is None or error.kind not in (Kind.VANISHED, Kind.CORRUPT):
                 continue
-            with self._core.lock:
-                known = [] if at is None else self._core.index.drop_at(item.key, at)
-                self._core.deletions.extend(known)
-            if error.kind is Kind.VANISHED:
+            with core.lock:
+                known = [] if at is None else core.index.drop_at(item.key, at)
+                core.forget(known)
+            if error.kind is Kind.VANISHED and (at is None or not core.lost):  # else it was said
                 gone[Reason.VANISHED].append(item.key)
             elif known:
                 gone[Reason.CORRUPT].append(item.key)

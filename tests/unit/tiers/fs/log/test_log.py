@@ -1,9 +1,13 @@
 """The log on a real folder: who leaves, who stays, what is there after it was left."""
 
 import errno
+import fcntl
 import os
 import re
 import stat
+import threading
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,6 +16,7 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
+from kvtiers.tiers.fs import folders
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.opening import segment_bytes_for
@@ -45,6 +50,30 @@ def test_it_never_takes_more_than_its_capacity(log):
         assert log.disk_bytes() <= CAPACITY
         store.check()
     assert len(log.segments()) == SEGMENTS
+
+
+def test_a_segment_is_begun_by_nobody_while_its_file_is_made(log, monkeypatch):
+    """One lane sees to the next segment, others write on, and wait when they need that one."""
+    reached, go_on = threading.Event(), threading.Event()
+    make = SegmentFiles.make
+
+    def held_make(files, number, nbytes):
+        reached.set()
+        assert go_on.wait(20)
+        make(files, number, nbytes)
+
+    store = log.open()
+    monkeypatch.setattr(SegmentFiles, "make", held_make)
+    with ThreadPoolExecutor(2) as lanes:
+        first = lanes.submit(store.write, [Item(key(0), filled(0))])
+        assert reached.wait(20)
+        rest = [Item(key(n), filled(n)) for n in range(1, 9)]  # more than go into one segment
+        second = lanes.submit(store.write, rest)
+        futures.wait([second], 0.2)  # were it to begin that segment, it would have failed by now
+        go_on.set()
+        results = [*first.result(), *second.result()]
+    assert results == [None] * 9
+    store.check()
 
 
 def test_what_leaves_is_said_and_the_rest_is_there(log):
@@ -363,6 +392,43 @@ def test_the_other_layout_refuses_a_log_and_leaves_it_as_it_is(log, lives):
     store.close()
 
 
+@pytest.mark.parametrize("first", ["files", "log"])
+def test_of_two_first_owners_with_different_layouts_one_is_refused(log, first, monkeypatch):
+    """The second comes when the first has found nothing, and has left nothing yet."""
+    opened = {"files": lambda: files_at(log), "log": log.open}
+    (second,) = opened.keys() - {first}
+
+    def look_while_the_other_comes(root):
+        monkeypatch.undo()
+        monkeypatch.setattr(folders, "_PATIENCE_S", 0)
+        with pytest.raises(ConfigError, match="another engine has been starting there"):
+            opened[second]()
+        return False
+
+    looks = {**folders._TRACES, "log": look_while_the_other_comes}
+    monkeypatch.setattr(folders, "_TRACES", looks)
+    store = opened[first]()
+    with pytest.raises(ConfigError, match=f"is of layout {first}"):
+        opened[second]()
+    assert store.write([Item(key(1), filled(1))]) == [None]
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EBADF])
+def test_a_folder_that_cannot_be_locked_is_looked_at_all_the_same(log, code, monkeypatch):
+    files_at(log).close()
+    real = fcntl.flock
+
+    def of_files_only(fd, how):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_files_only)
+    with pytest.raises(ConfigError, match="is of layout files"):
+        log.open()
+
+
 def test_a_folder_where_both_layouts_were_used_says_so_to_both(log):
     """As engines before this check could leave one."""
     store = log.open()
@@ -442,24 +508,154 @@ def test_foreign_things_among_the_segments_are_left_alone(log):
 # -- trouble --------------------------------------------------------------------------------------
 
 
-def test_a_disk_without_room_is_used_as_far_as_it_goes(log, monkeypatch, caplog):
-    store = log.open()
+def room_for(count, monkeypatch, code=errno.ENOSPC):
+    """No more segments than so many can be made."""
     made = SegmentFiles.make
 
     def make(self, number, nbytes):
-        if number >= 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if number >= count:
+            raise OSError(code, os.strerror(code))
         made(self, number, nbytes)
 
     monkeypatch.setattr(SegmentFiles, "make", make)
-    ns = fill(store, segments=2 * SEGMENTS)
-    assert len(log.segments()) == 3
-    assert held(store, ns) == [n for n in ns if n not in log.gone()]
-    assert len([r for r in caplog.records if "cannot grow" in r.message]) == 1
-    monkeypatch.setattr(SegmentFiles, "make", made)
+
+
+FULL_OR_BROKEN = [
+    (errno.ENOSPC, Kind.FULL),
+    (errno.EDQUOT, Kind.FULL),
+    (errno.EIO, Kind.IO),
+    (errno.EROFS, Kind.IO),
+    (errno.EACCES, Kind.IO),
+]
+
+
+@pytest.mark.parametrize("code", [code for code, _ in FULL_OR_BROKEN])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_disk_without_room_is_used_as_far_as_it_goes(log, count, code, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="kvtiers")
+    ns = range(100)
+    with monkeypatch.context() as patched:
+        room_for(count, patched, code)
+        store = log.open()
+        for n in ns:
+            write(store, n)
+            assert held(store, [n]) == [n]
+            store.check()
+    assert len(log.segments()) == count
+    kept = [n for n in ns if n not in log.gone()]
+    assert held(store, ns) == kept
+    assert read(store, *kept) == [payload(n) for n in kept]
+    (line,) = caplog.messages
+    assert "cannot grow, so what it has is used again" in line
+    assert os.strerror(code) in line
     log.clock.advance(31)
     fill(store, first=1000, segments=2 * SEGMENTS)
     assert len(log.segments()) == SEGMENTS
+    assert caplog.messages[1:] == [f"{log.root}/log grows again"]
+
+
+@pytest.mark.parametrize("leave", ["close", "kill"])
+def test_the_only_segment_goes_round_and_what_it_held_stays_away(log, leave, monkeypatch):
+    room_for(1, monkeypatch)
+    store = log.open()
+    for life in range(6):
+        ns = range(10 * life, 10 * life + 7)
+        for n in ns:
+            write(store, n)
+        store.delete([key(ns[-1])])
+        there = held(store, range(100))
+        assert set(there) <= set(range(ns[0] - 10, ns[-1]))
+        store.close() if leave == "close" else kill(store)
+        store = log.open()
+        assert held(store, range(100)) == there
+        assert read(store, *there) == [payload(n) for n in there]
+
+
+def test_a_kill_while_the_only_segment_is_begun_anew_brings_nothing_back(log, monkeypatch):
+    """The number of its last use is told by nothing else on the disk."""
+    room_for(1, monkeypatch)
+    store = log.open()
+    write(store, 1)
+    write(store, 2)
+    write(store, 3)
+    store._roller.empty(store._roller._retire())
+    kill(store)
+    store = log.open()
+    write(store, 4)
+    kill(store)
+    assert held(log.open(), [1, 2, 3, 4]) == [4]
+
+
+@pytest.mark.parametrize("count", [1, 2, SEGMENTS])
+def test_a_chunk_as_large_as_a_segment_takes_goes_round(log, count, monkeypatch):
+    room_for(count, monkeypatch)
+    store = log.open()
+    size = store._core.pool.largest
+    for n in range(10):
+        assert store.write([Item(key(n), filled(n, size))]) == [None]
+        view = page_aligned(size)
+        assert store.read([Item(key(n), view)]) == [None]
+        assert view == payload(n, size)
+    (error,) = store.write([Item(key(10), filled(10, size + 1))])
+    assert error.kind is Kind.FULL
+    store.check()
+
+
+def test_what_is_read_from_the_only_segment_stays_as_it_is(log, monkeypatch):
+    room_for(1, monkeypatch)
+    store = log.open()
+    write(store, 1)
+    segment = store._core.pool.active
+    segment.begin_read()
+    results = [store.write([Item(key(n), filled(n))])[0] for n in range(2, 20)]
+    assert results[-1].kind is Kind.FULL
+    assert segment.sequence == 1
+    segment.end_read()
+    write(store, 20)
+    assert held(store, range(21)) == [20]
+    store.check()
+
+
+@pytest.mark.parametrize(("code", "kind"), FULL_OR_BROKEN)
+def test_a_broken_disk_is_not_called_full(log, code, kind, monkeypatch, caplog):
+    """It cannot grow, and what it has is in use."""
+    room_for(1, monkeypatch, code)
+    store = log.open()
+    write(store, 1)
+    store._core.pool.active.begin_read()
+    results = [store.write([Item(key(n), filled(n))])[0] for n in range(2, 20)]
+    assert {e.kind for e in results if e is not None} == {kind}
+    assert os.strerror(code) in str(results[-1])
+    assert caplog.text.count(os.strerror(code)) == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, SEGMENTS])
+def test_nothing_leaves_for_a_disk_that_takes_no_writes(log, count, monkeypatch):
+    """Whether a segment is free in advance or not: what is there may be read yet."""
+    room_for(count, monkeypatch)
+    store = log.open()
+    ns = range(100)
+    for n in ns:
+        write(store, n)
+    there, gone = held(store, ns), log.gone()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", refuse(errno.EROFS))
+        for n in range(1000, 1050):
+            (error,) = store.write([Item(key(n), filled(n))])
+            assert error.kind is Kind.IO
+    assert held(store, ns) == there
+    assert log.gone() == gone
+    assert read(store, *there) == [payload(n) for n in there]
+    for n in range(1000, 1050):
+        write(store, n)
+    store.check()
+
+
+def refuse(code):
+    def refused(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    return refused
 
 
 def test_a_write_that_fails_is_not_there_and_the_next_one_is(log, monkeypatch):

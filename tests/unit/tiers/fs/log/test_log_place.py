@@ -18,6 +18,7 @@ from kvtiers.tiers.fs.log.maintain import choose, maintain
 from kvtiers.tiers.fs.log.ownership import Ownership, owner_of
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.fs.log_place import LogPlace
+from kvtiers.tiers.fs.tools import FsURL
 from kvtiers.tiers.places import Aim, Part
 from tests.unit.tiers.fs.fs_kit import flip
 from tests.unit.tiers.fs.log.log_kit import CAPACITY, SEGMENT, held, kill, read, write
@@ -34,7 +35,7 @@ def complaints():
 
 @pytest.fixture
 def place(log, complaints):
-    return LogPlace(str(log.root), complaints.append)
+    return LogPlace(FsURL(str(log.root)), complaints.append)
 
 
 def stored(log, *ns, namespace=NAMESPACE):
@@ -56,7 +57,7 @@ def numbers(place, namespace=NAMESPACE.id):
 
 def segment_of(log, n):
     """The file of a chunk and where in it its payload begins."""
-    place = LogPlace(str(log.root), pytest.fail)
+    place = LogPlace(FsURL(str(log.root)), pytest.fail)
     at = place._snapshot(NAMESPACE.id).index.find(key(n))
     return log.root / "log" / f"{at.segment:08d}.kvs", at.page * PAGE_BYTES
 
@@ -489,6 +490,23 @@ def test_its_store_is_the_one_that_engines_use_and_no_larger_than_it_was(log, pl
     assert place.bound() == CAPACITY
 
 
+def test_a_new_namespace_goes_into_a_full_log_at_once(log, place):
+    """What was found and read a moment ago leaves all the same: a log promises nothing."""
+    store = log.open()
+    ns = range(100)
+    for n in ns:
+        write(store, n)
+    there = held(store, ns)
+    read(store, *there)
+    store.close()
+    assert answers(place, *there) == [payload(n) for n in there]
+    with closing(place.open_store(OTHER, LAYOUT)) as new:
+        for n in range(200):
+            write(new, n)
+        assert log.disk_bytes() <= CAPACITY
+        assert read(new, 199) == [payload(199)]
+
+
 def test_a_young_log_may_be_repaired_without_its_capacity(log, place):
     """One segment, where an engine wants four at least."""
     stored(log, 1, 2).close()
@@ -530,7 +548,7 @@ def test_a_log_that_does_not_say_its_capacity_asks_for_it(log, place, said):
 def test_a_new_log_needs_a_capacity_and_an_owned_one_is_refused(log, place, tmp_path):
     with pytest.raises(ConfigError, match="how large it may become: add &capacity="):
         place.open_store(NAMESPACE, LAYOUT)
-    with_capacity = LogPlace(str(log.root), pytest.fail, CAPACITY)
+    with_capacity = LogPlace(FsURL(str(log.root), capacity_bytes=CAPACITY), pytest.fail)
     store = with_capacity.open_store(NAMESPACE, LAYOUT)
     assert with_capacity.capacity() == with_capacity.bound() == CAPACITY
     with pytest.raises(ConfigError, match=f"the living process {os.getpid()}"):
@@ -557,7 +575,7 @@ def test_a_root_that_is_gone_is_an_error(log, place):
 
 
 def test_it_says_where_it_is(tmp_path):
-    place = LogPlace(str(tmp_path / "a b?c"), pytest.fail)
+    place = LogPlace(FsURL(str(tmp_path / "a b?c")), pytest.fail)
     assert place.url.endswith("/a%20b%3Fc?layout=log")
     assert repr(place).startswith("<LogPlace ")
 
@@ -616,16 +634,16 @@ def begun(log, place):
 def test_the_oldest_segments_leave_down_to_the_size(log, place):
     ns = sealed_log(log, segments=4)
     chunks = begun(log, place)
-    total = sum(p.stat().st_size for p in log.segments())
+    total = sum(u.bytes for u in place.usage())
     empty = total // SEGMENT - len(chunks)
     bound = total - (empty + 2) * SEGMENT
     said = place.maintain(Aim(bound), dry_run=True)
-    assert sum(p.stat().st_size for p in log.segments()) == total
+    assert sum(u.bytes for u in place.usage()) == total
     done = place.maintain(Aim(bound))
     assert said == done
     assert (done.before_bytes, done.bytes) == (total, (empty + 2) * SEGMENT)
     assert done.by_namespace == {NAMESPACE.id: len(chunks[0] + chunks[1])}
-    assert sum(p.stat().st_size for p in log.segments()) == bound
+    assert sum(u.bytes for u in place.usage()) == bound
     left = [n for n in ns if n not in chunks[0] + chunks[1]]
     assert numbers(place) == left
     assert held(log.open(), ns) == left
@@ -640,7 +658,8 @@ def test_segments_that_hold_nothing_leave_first_and_only_for_the_size(log, place
     SegmentFiles(str(log.root / "log"), "off", fsync=False).make(40, SEGMENT)
     stored(log, 1).close()
     files = [p for p in log.segments() if p.read_bytes()[:8] == b"KVTsegmt"]
-    done = place.maintain(Aim(SEGMENT))
+    beside = sum(u.bytes for u in place.usage()) - len(log.segments()) * SEGMENT
+    done = place.maintain(Aim(beside + SEGMENT))
     assert not done.by_namespace
     assert log.segments() == files
 
@@ -668,7 +687,7 @@ def test_a_clock_that_was_set_back_keeps_nothing_for_ever(log, place):
         return number, SEGMENT, Header(sequence, SEGMENT, created, NAMESPACE.id)
 
     future, past, now = looked(0, 1, 9e9), looked(1, 2, 100.0), looked(2, 3, 1000.0)
-    assert choose([now, future, past], Aim(older_than_s=500.0), 1100.0) == [future, past]
+    assert choose([now, future, past], 0, Aim(older_than_s=500.0), 1100.0) == [future, past]
 
 
 def test_one_namespace_only(log, place):
@@ -715,7 +734,7 @@ def test_what_a_killed_owner_left_goes_and_manifests_stay(log, place):
 
 
 def test_where_there_is_no_log_nothing_is_made(tmp_path):
-    place = LogPlace(str(tmp_path), pytest.fail)
+    place = LogPlace(FsURL(str(tmp_path)), pytest.fail)
     assert place.maintain(Aim(0)).bytes == 0
     assert list(tmp_path.iterdir()) == []
 

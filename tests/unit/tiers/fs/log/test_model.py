@@ -1,9 +1,12 @@
 """Any sequence of calls, restarts and kills, beside a set that says what must be there."""
 
+import errno
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -12,6 +15,7 @@ from kvtiers.chunks import PAGE_BYTES
 from kvtiers.errors import Kind
 from kvtiers.events import Reason
 from kvtiers.tiers.fs.log import LogStore
+from kvtiers.tiers.fs.log.segment import SegmentFiles
 from tests.unit.tiers.fs.log.any_size_kit import (
     SMALL,
     LogFolder,
@@ -156,8 +160,29 @@ class LogMachine(RuleBasedStateMachine):
         shutil.rmtree(self.place)
 
 
+class SmallDiskMachine(LogMachine):
+    """There is room for one segment only, whatever the capacity: it goes round in it."""
+
+    def __init__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        made = SegmentFiles.make
+
+        def make(files: SegmentFiles, number: int, nbytes: int) -> None:
+            if files.numbers():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            made(files, number, nbytes)
+
+        self.patch.setattr(SegmentFiles, "make", make)
+        super().__init__()
+
+    def teardown(self) -> None:
+        self.patch.undo()
+        super().teardown()
+
+
 TestLog = LogMachine.TestCase
-TestLog.settings = settings(
+TestSmallDisk = SmallDiskMachine.TestCase
+TestLog.settings = TestSmallDisk.settings = settings(
     max_examples=40,
     phases=[__import__("hypothesis").Phase.generate],
     stateful_step_count=40,

@@ -14,7 +14,9 @@ from tests.unit.tiers.tier_kit import key
 
 ALLOWED = {
     (State.FREE, Event.FOUND): State.SEALED,
-    (State.FREE, Event.BEGUN): State.ACTIVE,
+    (State.FREE, Event.TAKEN): State.TAKEN,
+    (State.TAKEN, Event.FREED): State.FREE,
+    (State.TAKEN, Event.BEGUN): State.ACTIVE,
     (State.ACTIVE, Event.FILLED): State.FULL,
     (State.FULL, Event.SEALED): State.SEALED,
     (State.SEALED, Event.RESUMED): State.ACTIVE,
@@ -36,14 +38,14 @@ def test_a_segment_goes_round_and_no_other_way(was, event):
 
 
 def test_a_full_segment_is_sealed_by_whoever_wrote_last():
-    segment = Segment(0, 1 << 20)
+    segment = Segment(0, 1 << 20, State.TAKEN)
     segment.begin(1, 0.0)
     segment.begin_write()
     segment.begin_write()
     assert not segment.end_write()
     assert not segment.fill()
     assert segment.end_write()
-    quiet = Segment(0, 1 << 20)
+    quiet = Segment(0, 1 << 20, State.TAKEN)
     quiet.begin(1, 0.0)
     assert quiet.fill()
 
@@ -64,6 +66,7 @@ def test_a_segment_that_is_read_is_free_after_the_last_read_and_not_before_it_wa
     assert segment.state is State.DRAINING
     segment.end_read()
     assert segment.state is State.FREE
+    segment.take()
     segment.begin(2, 0.0)
     segment.begin_read()
     segment.end_read()
@@ -90,7 +93,7 @@ def names(lengths):
     st.integers(8, 3000),
 )
 def test_runs_lie_apart_and_leave_room_for_head_and_table(wanted, segment_pages):
-    segment = Segment(0, segment_pages * PAGE_BYTES)
+    segment = Segment(0, segment_pages * PAGE_BYTES, State.TAKEN)
     segment.begin(1, 0.0)
     todo = list(zip(names([length for length, _ in wanted]), [n for _, n in wanted], strict=True))
     behind, written = FIRST_PAGE, []
@@ -129,6 +132,7 @@ def test_there_are_no_more_segments_than_the_capacity_holds():
     pool = Pool(10 * PAGE_BYTES * 100, PAGE_BYTES * 300)
     assert [pool.new() is not None for _ in range(4)] == [True, True, True, False]
     pool.check()
+    assert pool.free() is None, "their files are not there yet"
     pool.forget(pool.segments[1])
     assert pool.new().number == 1
 
