@@ -140,18 +140,18 @@ def test_blocks_that_a_neighbour_fills_are_copied_before(running, prompt, monkey
     expected = oracle(running, asked)
     running.forget_device(connector=True)
     gate = threading.Event()
-    copy, wait = CpuCopier._copy_group, CpuCopier.wait
+    move, wait = CpuCopier._move, CpuCopier.wait
 
-    def copy_when_allowed(copier, group, job):
+    def copy_when_allowed(copier, job):
         if job.direction is Direction.STORE:
             assert gate.wait(30), "neither waited for nor overtaken"
-        return copy(copier, group, job)
+        return move(copier, job)
 
     def awaited(copier, job_ids):
         gate.set()
         return wait(copier, job_ids)
 
-    monkeypatch.setattr(CpuCopier, "_copy_group", copy_when_allowed)
+    monkeypatch.setattr(CpuCopier, "_move", copy_when_allowed)
     monkeypatch.setattr(CpuCopier, "wait", awaited)
     monkeypatch.setattr(Neighbour, "on_write", staticmethod(gate.set))
     running.ask(asked, max_tokens=1)
