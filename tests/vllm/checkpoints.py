@@ -12,7 +12,9 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
+    MistralConfig,
     PretrainedConfig,
     Qwen3NextConfig,
 )
@@ -52,6 +54,39 @@ def gemma3() -> PretrainedConfig:
         sliding_window=256,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
         tie_word_embeddings=False,
+    )
+
+
+def mistral() -> PretrainedConfig:
+    """Sliding windows (256 tokens) in every layer: most of a prefix is never read again."""
+    return MistralConfig(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=MAX_TOKENS,
+        sliding_window=256,
+        tie_word_embeddings=False,
+    )
+
+
+def gpt_oss() -> PretrainedConfig:
+    """Windows of one block and full attention in turns, attention sinks, experts."""
+    return GptOssConfig(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=MAX_TOKENS,
+        sliding_window=128,
     )
 
 
@@ -103,7 +138,7 @@ def qwen3_next() -> PretrainedConfig:
 
 
 KINDS: dict[str, Callable[[], PretrainedConfig]] = {
-    make.__name__: make for make in (llama, gemma3, deepseek_v2, qwen3_next)
+    make.__name__: make for make in (llama, gemma3, mistral, gpt_oss, deepseek_v2, qwen3_next)
 }
 
 

@@ -128,7 +128,7 @@ def running(model: Path, **options: Any) -> Iterator[Engine]:
 
     options = {**DEFAULTS, **options}
     before = set(os.listdir("/dev/shm"))
-    ranks = options.get("tensor_parallel_size", 1)
+    ranks = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     if ranks > 1:
         options.setdefault("distributed_executor_backend", "mp")
     engine = None

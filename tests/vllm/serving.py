@@ -24,16 +24,16 @@ STOP_S = 60
 class Server:
     """A server process that leads a session of its own; its output goes to ``log``."""
 
-    def __init__(self, model: Path, transfer: dict[str, Any], log: Path) -> None:
+    def __init__(self, model: Path, transfer: dict[str, Any], log: Path, *options: str) -> None:
         self.model = str(model)
         self.port = free_port()
         self.log = log
-        self._regions: set[str] = set()
-        options = "--dtype bfloat16 --enforce-eager --num-gpu-blocks-override 128"
-        options += " --max-model-len 4096 --skip-tokenizer-init --enable-prompt-tokens-details"
+        self.regions: set[str] = set()
+        defaults = "--dtype bfloat16 --enforce-eager --num-gpu-blocks-override 128"
+        defaults += " --max-model-len 4096 --skip-tokenizer-init --enable-prompt-tokens-details"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", self.model, "--host", "127.0.0.1", "--port", str(self.port)]
-        command += [*options.split(), "--kv-transfer-config", json.dumps(transfer)]
+        command += [*defaults.split(), *options, "--kv-transfer-config", json.dumps(transfer)]
         environment = {k: v for k, v in ENVIRONMENT.items() if "MULTIPROCESSING" not in k}
         environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
         inherited = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
@@ -54,25 +54,34 @@ class Server:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < end, self.log.read_text()
             time.sleep(0.2)
-        self._regions = regions_of(self.process.pid)
+        self.regions = regions_of(self.process.pid)
 
     def post(self, path: str, **body: Any) -> Any:
         """The JSON that a POST is answered with."""
-        status, text = self._request("POST", path, json.dumps(body))
+        return self._post(path, body, {})
+
+    def _post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
+        status, text = self._request("POST", path, json.dumps(body), headers)
         assert status == 200, text
         return json.loads(text)
 
-    def ask(self, prompt: Sequence[int], max_tokens: int = 8) -> tuple[tuple[int, ...], int]:
-        """The tokens that follow ``prompt``, and how many of its tokens were cached."""
-        answer = self.post(
-            "/v1/completions",
-            model=self.model,
-            prompt=list(prompt),
-            max_tokens=max_tokens,
-            temperature=0,
-            ignore_eos=True,
-            return_token_ids=True,
-        )
+    def ask(
+        self, prompt: Sequence[int], max_tokens: int = 8, replica: int | None = None
+    ) -> tuple[tuple[int, ...], int]:
+        """The tokens that follow ``prompt``, and how many of its tokens were cached.
+
+        ``replica``: the data-parallel rank that answers, else vLLM chooses.
+        """
+        body = {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
+        answer = self._post("/v1/completions", body, headers)
         details = answer["usage"]["prompt_tokens_details"]
         cached = details["cached_tokens"] if details else 0
         return tuple(answer["choices"][0]["token_ids"]), cached
@@ -102,7 +111,7 @@ class Server:
 
     def end_by(self, number: signal.Signals) -> None:
         """Send a signal to the server and wait; SIGKILL goes to all of its processes."""
-        assert self._regions, "no process of the server maps host memory"
+        assert self.regions, "no process of the server maps host memory"
         if number == signal.SIGKILL:
             os.killpg(self.process.pid, number)
         else:
@@ -112,10 +121,10 @@ class Server:
     def assert_nothing_is_left(self) -> None:
         """No name in shared memory, and no process that still holds the memory."""
         end = time.monotonic() + STOP_S
-        while _mapped(_processes()) & self._regions:
-            assert time.monotonic() < end, f"{self._regions} are still mapped"
+        while _mapped(_processes()) & self.regions:
+            assert time.monotonic() < end, f"{self.regions} are still mapped"
             time.sleep(0.1)
-        assert not {Path(r).name for r in self._regions} & set(shared_memory())
+        assert not {Path(r).name for r in self.regions} & set(shared_memory())
 
     def stop(self) -> None:
         """Kill whatever is left."""
@@ -129,10 +138,13 @@ class Server:
         except (OSError, HTTPException):
             return False
 
-    def _request(self, method: str, path: str, body: str | None) -> tuple[int, str]:
+    def _request(
+        self, method: str, path: str, body: str | None, headers: dict[str, str] | None = None
+    ) -> tuple[int, str]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json", **(headers or {})}
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
             return response.status, response.read().decode()
         finally:
@@ -140,9 +152,9 @@ class Server:
 
 
 @contextmanager
-def serving(model: Path, transfer: dict[str, Any], log: Path) -> Iterator[Server]:
-    """A server that answers, gone with all its processes afterwards."""
-    server = Server(model, transfer, log)
+def serving(model: Path, transfer: dict[str, Any], log: Path, *options: str) -> Iterator[Server]:
+    """A server that answers, gone with all its processes afterwards; ``options`` of its command."""
+    server = Server(model, transfer, log, *options)
     try:
         server.wait_ready()
         yield server

@@ -129,24 +129,6 @@ def test_block_size_in_tokens_is_understood_as_upstream_does(engine, prompt):
         assert manager_of(e).core.use.resident == 7
 
 
-def test_gemma3_sliding_windows(engine, prompt, tmp_path):
-    config = offload(10e6, secondary_tiers=[disk(tmp_path)])
-    asked = prompt(1500)
-    with engine("gemma3", kv_transfer_config=config) as e:
-        e.ask(asked)
-        settle(e)
-        (expected,) = e.ask(asked)
-        cached = e.cached
-        settle(e)
-        e.forget_device()
-        assert e.ask(asked) == [expected]
-        assert e.cached == cached == [1408]
-        settle(e)
-    with engine("gemma3", kv_transfer_config=config) as e:
-        assert e.ask(asked) == [expected]
-        assert e.cached == cached
-
-
 def test_gemma3_with_chunks_wider_than_the_window(engine, prompt):
     asked = prompt(1500)
     with engine("gemma3", kv_transfer_config=offload(blocks_per_chunk=4)) as e:
@@ -163,33 +145,6 @@ def test_gemma3_with_chunks_wider_than_the_window(engine, prompt):
         settle(e)
         e.forget_device()
         assert e.ask(asked[: loaded + 1]) == [expected]
-
-
-def test_tensor_parallel_ranks_share_one_region_and_the_bytes_of_one(engine, prompt, tmp_path):
-    """What TP=1 stored, TP=2 loads: chunks are canonical. float32, since TP rounds otherwise."""
-    first, fresh = tmp_path / "first", tmp_path / "fresh"
-    config = offload(secondary_tiers=[disk(first)])
-    asked = prompt(TOKENS)
-    with engine(dtype="float32", kv_transfer_config=config) as e:
-        single = oracle(e, asked)
-    stored = {str(p.relative_to(first)): p.stat().st_size for p in files_of(first)}
-    options = {"dtype": "float32", "tensor_parallel_size": 2}
-    with engine(kv_transfer_config=config, **options) as e:
-        (double,) = e.ask(asked)
-        assert e.cached == [CACHED]
-        assert double.tokens == single.tokens
-        assert double.distance(single) < 1e-3
-        settle(e)
-    with engine(kv_transfer_config=offload(secondary_tiers=[disk(fresh)]), **options) as e:
-        e.ask(asked)
-        settle(e)
-        assert e.ask(asked)[0].tokens == single.tokens
-        e.forget_device()
-        (again,) = e.ask(asked)
-        assert e.cached == [CACHED]
-        assert again.tokens == single.tokens
-    written = {str(p.relative_to(fresh)): p.stat().st_size for p in files_of(fresh)}
-    assert written == stored, "the same names in the same namespace"
 
 
 def recurrent_states(root) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -286,22 +241,6 @@ def test_reset_with_the_connector_forgets_host_memory_but_not_disk(engine, promp
         settle(e)
 
 
-def test_under_multi_connector(engine, prompt):
-    config = {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [offload()]},
-    }
-    with engine(kv_transfer_config=config) as e:
-        e.ask(prompt(TOKENS))
-        (expected,) = e.ask(prompt(TOKENS))
-        scheduler = scheduler_of(e)
-        e.steps(lambda: not scheduler.connector.has_pending_push_work())
-        e.forget_device()
-        assert e.ask(prompt(TOKENS)) == [expected]
-        assert e.cached == [CACHED]
-
-
 def test_the_spec_alone_under_vllms_own_connector(engine, prompt, tmp_path):
     extra = {"spec_name": "KVTiersSpec", "spec_module_path": "kvtiers.engines.vllm"}
     config = offload(secondary_tiers=[disk(tmp_path)], model_digest="tiny", **extra)
@@ -342,35 +281,6 @@ def test_a_batch_of_requests_with_shared_prefixes(engine, prompt, tmp_path):
             assert [a.tokens for a in e.ask(*asked)] == expected
             settle(e)
         assert sum(e.cached) > 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "tokens", "options"),
-    [
-        ("qwen3_next", 1500, {}),
-        ("deepseek_v2", 600, {"num_gpu_blocks_override": 1024, "max_model_len": 2048}),
-    ],
-)
-def test_recurrent_state_and_latents_come_back_too(engine, prompt, tmp_path, kind, tokens, options):
-    """Recurrent state and MLA. MLA on the CPU computes differently in each batch: bytes only."""
-    config = offload(64e6, secondary_tiers=[disk(tmp_path)])
-    asked = prompt(tokens)
-    with engine(kind, kv_transfer_config=config, **options) as e:
-        e.ask(asked)
-        settle(e)
-        (expected,) = e.ask(asked)
-        settle(e)
-        e.forget_device()
-        (answer,) = e.ask(asked)
-        assert e.cached[0] > tokens // 2
-        if kind == "qwen3_next":
-            assert answer == expected
-        settle(e)
-        loaded = e.cached
-    with engine(kind, kv_transfer_config=config, **options) as e:
-        (again,) = e.ask(asked)
-        assert e.cached == loaded
-        assert again == answer
 
 
 def test_the_engine_is_set_to_recompute_failed_loads_and_needs_no_flag_for_hybrid_models(engine):

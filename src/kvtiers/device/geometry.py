@@ -142,6 +142,18 @@ def opaque_page(
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Layers of a group that no rank of this pipeline stage has: their place in the chunk."""
+
+    before: tuple[int, ...] = ()
+    """Bytes of the canonical page of each layer that comes before this stage's."""
+    after: tuple[int, ...] = ()
+    portable: bool = True
+    orders: tuple[str, ...] = ()
+    """Named orders of the pages of all stages."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupGeometry:
     """The layers of one KV-cache group, in order."""
 
@@ -149,6 +161,7 @@ class GroupGeometry:
     tokens_per_chunk: int
     pages: tuple[PageMap, ...]
     keeps_every_chunk: bool = True
+    elsewhere: Elsewhere = Elsewhere()
 
 
 @dataclass(frozen=True)
@@ -167,7 +180,7 @@ class Geometry:
     _starts: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        starts = tuple(_layer_starts(g.pages, self.blocks_per_chunk) for g in self.groups)
+        starts = tuple(_layer_starts(g, self.blocks_per_chunk) for g in self.groups)
         object.__setattr__(self, "_starts", starts)
         sizes = [round_up(s[-1]) for s in starts]
         object.__setattr__(self, "slot_bytes", max(sizes))
@@ -204,7 +217,8 @@ class Geometry:
 
     def portable(self, group: int) -> bool:
         """Whether the chunks of ``group`` are the same under every parallel configuration."""
-        return all(page.portable for page in self.groups[group].pages)
+        here = self.groups[group]
+        return here.elsewhere.portable and all(page.portable for page in here.pages)
 
     def any_block_size(self, group: int) -> bool:
         """Whether the chunks of ``group`` are the same whatever block size divides them."""
@@ -240,8 +254,12 @@ class Geometry:
                 {
                     "tokens_per_chunk": g.tokens_per_chunk,
                     "portable": self.portable(g.group),
-                    "page_bytes": [page.canonical_bytes for page in g.pages],
-                    **_orders(g.pages),
+                    "page_bytes": [
+                        *g.elsewhere.before,
+                        *(page.canonical_bytes for page in g.pages),
+                        *g.elsewhere.after,
+                    ],
+                    **_orders(g),
                 }
                 for g in self.groups
             ],
@@ -265,17 +283,19 @@ class Geometry:
         )
 
 
-def _orders(pages: Sequence[PageMap]) -> dict[str, list[str]]:
+def _orders(group: GroupGeometry) -> dict[str, list[str]]:
     """The named orders of the pages, each once; nothing where none has a name."""
-    named = list(dict.fromkeys(page.order for page in pages if page.order))
+    own = (page.order for page in group.pages)
+    named = list(dict.fromkeys(order for order in group.elsewhere.orders or own if order))
     return {"orders": named} if named else {}
 
 
-def _layer_starts(pages: Sequence[PageMap], blocks_per_chunk: int) -> tuple[int, ...]:
-    """Where each layer starts in a chunk, then where the last one ends."""
-    starts = [0]
-    for page in pages:
+def _layer_starts(group: GroupGeometry, blocks_per_chunk: int) -> tuple[int, ...]:
+    """Where each layer of this stage starts in a chunk, then where the last of all ends."""
+    starts = [sum(group.elsewhere.before) * blocks_per_chunk]
+    for page in group.pages:
         starts.append(starts[-1] + page.canonical_bytes * blocks_per_chunk)
+    starts[-1] += sum(group.elsewhere.after) * blocks_per_chunk
     return tuple(starts)
 
 

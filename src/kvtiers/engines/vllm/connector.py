@@ -1,7 +1,9 @@
 """The connector that users name: vLLM's offloading connector with our two sides in it."""
 
+from contextlib import suppress
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
@@ -88,13 +90,43 @@ class KVTiersConnector(OffloadingConnector):
         return metrics
 
 
+# MultiConnector finds by name whose statistics it was sent; a server ends if it cannot.
+with suppress(ValueError):  # somebody registered it before us
+    KVConnectorFactory.register_connector(
+        KVTiersConnector.__name__, "kvtiers.engines.vllm", KVTiersConnector.__name__
+    )
+
+
 def _check(vllm_config: Any) -> KVTiersConfig:
     """The settings. Raises ConfigError for what can be refused without the model."""
     settings = parse_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
     check_tiers(settings.secondary_tiers)
     find_policy(settings.eviction_policy, settings.cache_policy_module_path)
-    refuse_pipelines(vllm_config.parallel_config.pipeline_parallel_size)
+    device = str(vllm_config.device_config.device_type)
+    if device != "cpu":  # vLLM's copy worker knows a stage's own layers only
+        stages = vllm_config.parallel_config.pipeline_parallel_size
+        refuse_pipelines(stages, f"vLLM's copy worker for {device}")
+    refuse_other_hosts(vllm_config.parallel_config)
     return settings
+
+
+def refuse_other_hosts(parallel: Any) -> None:
+    """Raise ConfigError where a worker may run on another host than the scheduler.
+
+    It would find a region of its own there, which nobody fills.
+    """
+    if parallel.nnodes_within_dp > 1:
+        raise ConfigError(
+            f"nnodes is {parallel.nnodes}, but the workers of an engine share host memory, which "
+            "ends at a host; use one host for each engine",
+            key="nnodes",
+        )
+    if parallel.world_size > 1 and str(parallel.distributed_executor_backend) == "ray":
+        raise ConfigError(
+            "distributed_executor_backend is ray, which may place workers on other hosts, but they "
+            "share host memory; use mp",
+            key="distributed_executor_backend",
+        )
 
 
 def _complete(transfer: Any) -> None:

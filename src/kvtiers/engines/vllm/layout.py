@@ -12,7 +12,7 @@ from vllm.v1.kv_offload.base import (
     CanonicalPageMapping,
     CopyRun,
 )
-from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingParallelConfig
 
 from kvtiers.chunks import ChunkLayout, GroupLayout
 from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, coalesce, opaque_page
@@ -109,7 +109,7 @@ def _pages(
     config: OffloadingConfig,
     facts: EngineFacts | None,
 ) -> tuple[PageMap, ...]:
-    mapping, parallel = ref.mapping, config.parallel
+    mapping, parallel = ref.mapping, _of_stage(config.parallel)
     if mapping is not None and mapping.parallelism_agnostic:
         page = _mapped(ref.tensor_idx, mapping)
         if layer is None or facts is None:
@@ -126,6 +126,12 @@ def _pages(
         return (replace(_mapped(ref.tensor_idx, mapping), why_bound=why),)
     nbytes = ref.page_size_bytes
     return (opaque_page(ref.tensor_idx, nbytes, parallel.world_size, parallel.rank, why),)
+
+
+def _of_stage(parallel: OffloadingParallelConfig) -> OffloadingParallelConfig:
+    """The ranks of this pipeline stage alone: the others hold other layers."""
+    ranks = parallel.world_size // parallel.pp_size
+    return replace(parallel, rank=parallel.rank % ranks, world_size=ranks, pp_size=1)
 
 
 def _mapped(tensor: int, mapping: CanonicalPageMapping) -> PageMap:
@@ -163,6 +169,8 @@ class RegionRecord:
     byte_formats: tuple[str, ...]
     """How the engine lays out a page of each group."""
     world_size: int
+    layers: tuple[tuple[str, ...], ...] = ()
+    """Of each group on all pipeline stages: the scheduler is told those of the first one."""
 
     def named_bytes(self) -> dict[str, Any]:
         """What a namespace says of the bytes, as JSON values."""
@@ -176,6 +184,7 @@ class RegionRecord:
             "certificate": dict(self.certificate),
             "byte_formats": list(self.byte_formats),
             "world_size": self.world_size,
+            "layers": [list(names) for names in self.layers],
         }
 
     @classmethod
@@ -187,11 +196,15 @@ class RegionRecord:
             certificate=record["certificate"],
             byte_formats=tuple(record["byte_formats"]),
             world_size=record["world_size"],
+            layers=tuple(tuple(names) for names in record["layers"]),
         )
 
 
 def record_of(
-    geometry: Geometry, config: OffloadingConfig, byte_formats: Sequence[str]
+    geometry: Geometry,
+    config: OffloadingConfig,
+    byte_formats: Sequence[str],
+    layers: tuple[tuple[str, ...], ...] = (),
 ) -> RegionRecord:
     """What this rank has to say; groups by vLLM's ids, as keys name them."""
     groups = zip(geometry.layout().groups, config.groups, strict=True)
@@ -201,6 +214,7 @@ def record_of(
         certificate=_shortened(geometry.certificate()),
         byte_formats=tuple(byte_formats),
         world_size=config.parallel.world_size,
+        layers=layers,
     )
 
 

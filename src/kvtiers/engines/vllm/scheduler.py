@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Trans
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.base import OffloadingSpec
 from vllm.v1.outputs import KVConnectorOutput
@@ -38,13 +39,34 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
         self._stale_reports: dict[int, int] = {}
         """Worker reports still due for jobs that were in flight at a reset, by job id."""
 
+    def update_state_after_alloc(
+        self, request: Any, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Plan the load of ``num_external_tokens``.
+
+        With none, another connector may be about to fill the new blocks. Upstream learns of them
+        when the request runs; but copies from these blocks must end before they are written, and
+        requests that gave them back must not offer them.
+        """
+        if num_external_tokens == 0:
+            self._current_batch_allocated_block_ids.update(
+                b.block_id
+                for group in blocks.blocks
+                for b in group
+                if b.block_hash is None and not b.is_null
+            )
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take in finished copies.
 
         Upstream takes every copy for good and forgets jobs that a reset overtook. Here failed
         stores are dropped, failed loads become misses at once, and the slots of overtaken jobs are
-        freed when every worker has let go of them.
+        freed when every worker has let go of them. What rests on another connector's failed load is
+        dropped too.
         """
+        if connector_output.invalid_block_ids:
+            self._fenced(self._note_invalid, connector_output.invalid_block_ids)
         meta = connector_output.kv_connector_worker_meta
         loads: dict[int, str] = {}
         if isinstance(meta, WorkerMetadata):
@@ -123,6 +145,15 @@ class KVTiersScheduler(OffloadingConnectorScheduler):
             else:
                 self._failed_loads.add(job_id)
                 self.manager.note_failed_load(status.req_id)
+
+    def _note_invalid(self, block_ids: set[int]) -> None:
+        """Another connector failed to load these blocks, within a step in which their request ran:
+        chunks of them were offered by then, and others were computed from them.
+        """
+        for job in self._jobs.values():
+            states = self._req_status[job.req_id].group_states
+            if job.is_store and not all(block_ids.isdisjoint(s.block_ids) for s in states):
+                self.manager.note_failed_store(job.keys)
 
     def _note_stale(self, meta: WorkerMetadata) -> None:
         if not self._stale_reports:

@@ -32,6 +32,7 @@ from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import Geometry
 from kvtiers.device.pages.report import report
 from kvtiers.engines.vllm import layout as layouts
+from kvtiers.engines.vllm import stages
 from kvtiers.engines.vllm.accelerator import own_copier, unfit_for_vllm, vllms_worker
 from kvtiers.engines.vllm.events import KVEvents, Place
 from kvtiers.engines.vllm.facts import (
@@ -81,8 +82,8 @@ class KVTiersSpec(OffloadingSpec):
         super().__init__(config)
         with saying_refusals():
             self.settings: KVTiersConfig = parse_config(config.extra_config)
-            refuse_pipelines(config.parallel.pp_size)
             if facts is None:
+                refuse_pipelines(config.parallel.pp_size, "vLLM's own OffloadingConnector")
                 refuse_without_asserts()
                 refuse_without_facts(self.settings)
         self.facts = facts
@@ -125,25 +126,29 @@ class KVTiersSpec(OffloadingSpec):
             layouts.geometry_of(kv_caches, self.config, self.facts, vllms_bytes=True),
             one_size=True,
         )
-        ours = "it is the CPU" if device == "cpu" else unfit_for_vllm(kv_caches, geometry)
-        if ours is not None:  # then our copier moves the bytes, and our geometry says more of them
+        why_own = "it is the CPU" if device == "cpu" else unfit_for_vllm(kv_caches, geometry)
+        if (
+            why_own is not None
+        ):  # then our copier moves the bytes, and our geometry says more of them
             kv_caches = layouts.by_layer(kv_caches, self.facts)
             geometry = layouts.geometry_of(kv_caches, self.config, self.facts)
+        geometry, layers = stages.across(geometry, self.config)
         geometry.check()
         if geometry.rank == 0:
             for line in report(geometry):
                 logger.info("%s", line)
         for path in sweep(directory):
             logger.info("removed %s, left behind by an engine that died", path)
-        region = self._attach(geometry, self._byte_formats(device))
+        record = layouts.record_of(geometry, self.config, self._byte_formats(device), layers)
+        region = self._attach(geometry, record)
         try:
-            return self._copying(kv_caches, geometry, region, ours)
+            return self._copying(kv_caches, geometry, region, why_own)
         except BaseException:
             region.unlink()
             region.close()
             raise
 
-    def _attach(self, geometry: Geometry, byte_formats: Sequence[str]) -> Region:
+    def _attach(self, geometry: Geometry, record: RegionRecord) -> Region:
         capacity, directory = self.settings.cpu_bytes_to_use, self.settings.region_directory
         granule = geometry.granule_bytes
         classes = SizeClasses.of(geometry.layout(), granule)
@@ -152,7 +157,7 @@ class KVTiersSpec(OffloadingSpec):
         slab_slots = slab_bytes // granule
         return Region.attach(
             self.region_name,
-            layouts.record_of(geometry, self.config, byte_formats).to_json(),
+            record.to_json(),
             num_slabs * slab_slots,
             granule,
             directory,
@@ -165,17 +170,16 @@ class KVTiersSpec(OffloadingSpec):
         return self.facts.byte_formats()
 
     def _copying(
-        self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region, ours: str | None
+        self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region, why_own: str | None
     ) -> ReportingWorker:
-        """``ours``: why it is not vLLM's worker that copies."""
         alone = self.facts is None
-        if ours is None:
+        if why_own is None:
             return vllms_worker(kv_caches, geometry, region, reports_failures=alone)
         copier: Copier
         if kv_caches.tensors[0].tensor.device.type == "cpu":
             copier = self._cpu_copier(kv_caches, geometry, region)
         else:
-            copier = own_copier(kv_caches, geometry, region, ours)
+            copier = own_copier(kv_caches, geometry, region, why_own)
         return CopyWorker(copier, geometry, region, reports_failures=alone)
 
     def _cpu_copier(
@@ -237,6 +241,8 @@ class KVTiersSpec(OffloadingSpec):
         for warning in identity.warnings:
             logger.warning("%s", warning)
         spans = [g.span for g in self.facts.groups]
+        if record.layers:
+            spans = [replace(s, layers=n) for s, n in zip(spans, record.layers, strict=True)]
         return build_namespace(identity, spans, record.named_bytes(), portable=record.portable)
 
     def _report(
@@ -255,11 +261,11 @@ class KVTiersSpec(OffloadingSpec):
         )
 
 
-def refuse_pipelines(stages: int) -> None:
-    """Raise ConfigError for pipeline parallelism."""
-    if stages > 1:
+def refuse_pipelines(number: int, where: str) -> None:
+    """Raise ConfigError for pipeline parallelism where it is not supported."""
+    if number > 1:
         raise ConfigError(
-            f"pipeline_parallel_size is {stages}, but kvtiers supports 1 only so far; "
+            f"pipeline_parallel_size is {number}, but under {where} kvtiers supports 1 only; "
             "use tensor_parallel_size instead",
             key="pipeline_parallel_size",
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
@@ -28,8 +29,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.model_executor.layers.mamba import mamba_utils
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
+from vllm.v1.outputs import KVConnectorOutput
 
 from kvtiers.errors import Kind, KVTiersError
 
@@ -58,6 +62,12 @@ SIGNATURES = (
     Signature(OffloadingConnector, "requires_piecewise_for_cudagraph", ("extra_config",)),
     Signature(OffloadingConnectorScheduler, "__init__", ("spec", "vllm_config", "kv_cache_config")),
     Signature(OffloadingConnectorScheduler, "update_connector_output", ("connector_output",)),
+    Signature(
+        OffloadingConnectorScheduler,
+        "update_state_after_alloc",
+        ("request", "blocks", "num_external_tokens"),
+    ),
+    Signature(KVConnectorFactory, "register_connector", ("name", "module_path", "class_name")),
     Signature(OffloadingConnectorScheduler, "_build_store_jobs", ("scheduler_output",)),
     Signature(OffloadingConnectorScheduler, "_update_req_states", ("scheduler_output",)),
     Signature(OffloadingConnectorScheduler, "build_connector_meta", ("scheduler_output",)),
@@ -92,6 +102,7 @@ ATTRIBUTES = {
         "_jobs",
         "_req_status",
         "_current_batch_load_jobs",
+        "_current_batch_allocated_block_ids",
         "config",
         "manager",
     ),
@@ -109,6 +120,9 @@ FIELDS = {
     RequestGroupState: ("block_ids", "next_stored_chunk_idx", "offload_keys"),
     RequestOffloadState: ("group_states", "req", "req_context", "transfer_jobs"),
     TransferJobStatus: ("req_id", "pending_count", "keys", "is_store"),
+    KVConnectorOutput: ("invalid_block_ids", "kv_connector_worker_meta"),
+    KVCacheBlocks: ("blocks",),
+    KVCacheBlock: ("block_id", "is_null"),
     SchedulerOffloadConfig: ("kv_group_configs", "blocks_per_chunk"),
     GroupOffloadConfig: (
         "group_idx",

@@ -25,6 +25,7 @@ from vllm.v1.kv_offload.base import (
 from kvtiers.core.load import NO_SLOT
 from kvtiers.device.copier import Copier, Direction
 from kvtiers.device.geometry import CopyPlan, Geometry, plan_copies
+from kvtiers.engines.vllm.stages import of_stage
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.host.region import Region
 
@@ -202,7 +203,7 @@ class KVTiersWorker(OffloadingConnectorWorker):
     """Built by our spec, to keep failures back for us."""
 
     def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
-        super().__init__(spec, vllm_config, kv_cache_config)
+        super().__init__(spec, of_stage(vllm_config), kv_cache_config)
         self._failed_jobs: set[int] = set()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:

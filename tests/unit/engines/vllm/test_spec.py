@@ -134,3 +134,8 @@ class TestNamespace:
         assert "-bs32-" in first
         assert "-bs64-" in second
         assert formats_without_facts(config, "cuda") == ["lbhnc-unknown"] * 2
+
+
+def test_the_spec_alone_refuses_pipeline_stages(offloading_config) -> None:
+    with pytest.raises(ConfigError, match="pipeline_parallel_size is 2, but under vLLM's own"):
+        KVTiersSpec(offloading_config(pp_size=2, world_size=2))
