@@ -93,7 +93,7 @@ class PageMap:
     """Whether the canonical bytes are the same under every parallel configuration."""
     why_bound: str = ""
     """Why they are not, in words."""
-    kind: str = "attention"
+    kind: str = "layers of an unknown kind"
     """What the layer keeps, in words: for people."""
     order: str = ""
     """Names the order of the canonical bytes where their number does not tell it."""

@@ -277,7 +277,7 @@ def test_a_report_says_what_is_portable_and_what_is_bound_and_why():
         "group 1: state and latent in 3 tensors, 64 tokens and 8192 bytes a chunk, copied in 24 "
         "pieces by this rank; portable to every topology, bound to this block size (a block's "
         "state is that after its last token)",
-        "group 2: attention in 2 tensors, 16 tokens and 20480 bytes a chunk, copied in 4 pieces by "
-        "this rank; bound to this topology (its scales lie elsewhere and nobody certifies its "
-        "bytes), bound to this block size (nobody says how tokens lie in a block)",
+        "group 2: layers of an unknown kind in 2 tensors, 16 tokens and 20480 bytes a chunk, "
+        "copied in 4 pieces by this rank; bound to this topology (its scales lie elsewhere and "
+        "nobody certifies its bytes), bound to this block size (nobody says how tokens lie in a block)",
     )

@@ -68,6 +68,7 @@ def attention_page(
         runs=coalesce(runs_of_box(layer.itemsize, steps, page_offset=first)),
         num_writers=heads.num_writers,
         writer_index=heads.writer_index,
+        kind="attention",
         why_per_block=why_per_block or _what_is_outside_of_tokens(order, whole),
     )
 

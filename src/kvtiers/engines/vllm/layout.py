@@ -83,7 +83,7 @@ def geometry_of(
             pages=tuple(
                 page
                 for ref, layer in zip(refs, _layers(facts, position, len(refs)), strict=True)
-                for page in _pages(ref, layer, config, None if vllms_bytes else facts)
+                for page in _pages(ref, layer, config, facts, vllms_bytes=vllms_bytes)
             ),
             keeps_every_chunk=facts.groups[position].keeps_every_chunk if facts else True,
         )
@@ -108,24 +108,32 @@ def _pages(
     layer: Layer | None,
     config: OffloadingConfig,
     facts: EngineFacts | None,
+    *,
+    vllms_bytes: bool,
 ) -> tuple[PageMap, ...]:
-    mapping, parallel = ref.mapping, _of_stage(config.parallel)
-    if mapping is not None and mapping.parallelism_agnostic:
-        page = _mapped(ref.tensor_idx, mapping)
-        if layer is None or facts is None:
-            return (page,)
-        why = why_per_block(layer.spec, facts)
-        return (replace(page, kind=kind_of(layer.spec), why_per_block=why),)
+    mapping = ref.mapping
     why = "vLLM certifies no canonical bytes for it"
-    if layer is not None and facts is not None:
-        own = own_pages(ref.tensor_idx, layer, facts, parallel)
+    certified = mapping is not None and mapping.parallelism_agnostic
+    if layer is not None and facts is not None and not (certified or vllms_bytes):
+        own = own_pages(ref.tensor_idx, layer, facts, _of_stage(config.parallel))
         if not isinstance(own, str):
             return own
         why = own
-    if mapping is not None:
-        return (replace(_mapped(ref.tensor_idx, mapping), why_bound=why),)
-    nbytes = ref.page_size_bytes
-    return (opaque_page(ref.tensor_idx, nbytes, parallel.world_size, parallel.rank, why),)
+    page = _vllms_page(ref, config, why)
+    if layer is None or facts is None:
+        return (page,)
+    per_block = why_per_block(layer.spec, facts)
+    return (replace(page, kind=kind_of(layer.spec), why_per_block=per_block),)
+
+
+def _vllms_page(ref: CanonicalKVCacheRef, config: OffloadingConfig, why: str) -> PageMap:
+    """``why`` its bytes are bound to the topology, if they are."""
+    parallel, mapping = _of_stage(config.parallel), ref.mapping
+    if mapping is None:
+        nbytes = ref.page_size_bytes
+        return opaque_page(ref.tensor_idx, nbytes, parallel.world_size, parallel.rank, why)
+    page = _mapped(ref.tensor_idx, mapping)
+    return page if page.portable else replace(page, why_bound=why)
 
 
 def _of_stage(parallel: OffloadingParallelConfig) -> OffloadingParallelConfig:

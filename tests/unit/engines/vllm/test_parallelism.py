@@ -90,7 +90,7 @@ def test_context_parallel_ranks_tile_a_chunk_whose_namespace_is_theirs(
             span
             for geometry, _ in ranks
             for page in geometry.groups[0].pages
-            if page.writes(geometry.place(slot, 0))
+            if page.writes(geometry.place(0, slot, 0))
             for run in page.runs
             for span in run.page_spans()
         )
