@@ -279,5 +279,6 @@ def test_a_report_says_what_is_portable_and_what_is_bound_and_why():
         "state is that after its last token)",
         "group 2: layers of an unknown kind in 2 tensors, 16 tokens and 20480 bytes a chunk, "
         "copied in 4 pieces by this rank; bound to this topology (its scales lie elsewhere and "
-        "nobody certifies its bytes), bound to this block size (nobody says how tokens lie in a block)",
+        "nobody certifies its bytes), bound to this block size (nobody says how tokens lie in a "
+        "block)",
     )

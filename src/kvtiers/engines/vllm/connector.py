@@ -15,8 +15,9 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from kvtiers.config import KVTiersConfig, parse_config
 from kvtiers.engines.vllm.facts import gather
 from kvtiers.engines.vllm.logs import saying_refusals
+from kvtiers.engines.vllm.refusals import refuse_pipelines
 from kvtiers.engines.vllm.scheduler import KVTiersScheduler
-from kvtiers.engines.vllm.spec import KVTiersSpec, refuse_pipelines
+from kvtiers.engines.vllm.spec import KVTiersSpec
 from kvtiers.engines.vllm.tripwires import check_upstream
 from kvtiers.engines.vllm.worker import KVTiersWorker
 from kvtiers.errors import ConfigError

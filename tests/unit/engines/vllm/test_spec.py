@@ -7,7 +7,8 @@ from vllm.v1.kv_offload.config import OffloadingGroupConfig
 
 from kvtiers.config import parse_config
 from kvtiers.engines.vllm.facts import formats_without_facts, namespace_without_facts
-from kvtiers.engines.vllm.spec import KVTiersSpec, refuse_without_asserts, refuse_without_facts
+from kvtiers.engines.vllm.refusals import refuse_without_asserts, refuse_without_facts
+from kvtiers.engines.vllm.spec import KVTiersSpec
 from kvtiers.errors import ConfigError
 
 FS = {"type": "fs", "root_dir": "/x", "capacity_bytes": 1 << 30}
