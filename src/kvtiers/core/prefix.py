@@ -1,8 +1,8 @@
 """The prefix planner: how much of a prompt can be loaded, and which chunks that takes.
 
-Arithmetic on what attention reads; tools plan with it, engines and simulations may. When the keys and values of
-the first ``P`` tokens are taken over, the tokens from ``P`` on are computed. What these read of the
-tokens before ``P`` must be there, and nothing else needs to be:
+Arithmetic on what attention reads; tools plan with it, engines and simulations may. When the keys
+and values of the first ``P`` tokens are taken over, the tokens from ``P`` on are computed. What
+these read of the tokens before ``P`` must be there, and nothing else needs to be:
 
 - full attention (and MLA with its indexers): all of them;
 - a window of ``W`` tokens, which the reading token is part of: ``P - W + 1`` and later;
