@@ -28,7 +28,9 @@ from kvtiers.tiers.base import (
     Job,
     JobOutcome,
     JobReleased,
+    KnowsUsage,
     SecondaryTierManager,
+    Usage,
 )
 
 logger = logging.getLogger("kvtiers")
@@ -54,6 +56,7 @@ class AttachedTier:
         self._steps = tier if isinstance(tier, FollowsSteps) else None
         self._pending = tier if isinstance(tier, HasPendingWork) else None
         self._events = tier if isinstance(tier, EmitsEvents) else None
+        self._usage = tier if isinstance(tier, KnowsUsage) else None
         self.now = 0.0
         """Monotonic seconds of the present step."""
         self._faults: dict[str, int] = {}
@@ -94,6 +97,12 @@ class AttachedTier:
         except Exception as e:
             self._fault("get_finished_jobs", f"{type(e).__name__}: {e}")
             return []
+
+    def usage(self) -> Usage | None:
+        """How full the tier is, if it says so."""
+        hook = self._usage
+        usage = None if hook is None else self._guard("usage", hook.usage, None)
+        return usage if isinstance(usage, Usage) else None
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Pass on that these chunks were used."""

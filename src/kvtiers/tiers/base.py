@@ -115,6 +115,26 @@ class ChunkStore(Protocol):
         """Release everything. An error means failure to close with grace, not failure to close."""
 
 
+class Usage(NamedTuple):
+    """How full a store is."""
+
+    used_bytes: int
+    """Of all that counts towards the bound, other namespaces included."""
+    capacity_bytes: int
+
+
+@runtime_checkable
+class KnowsUsage(Protocol):
+    """Optional: a store that is bounded, or a tier over one."""
+
+    def usage(self) -> Usage | None:
+        """How full it is; None if that is not known.
+
+        Of a store it is asked on a lane, after a transfer, at most once a second. Of a tier it is
+        asked on the scheduler thread, and must not block.
+        """
+
+
 class JobKind(Enum):
     """Direction of a job, seen from host memory."""
 

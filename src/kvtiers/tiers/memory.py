@@ -14,7 +14,7 @@ from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers import record
-from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
+from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext, Usage
 from kvtiers.tiers.options import RunnerOptions, require
 
 _MAX_TOUCHED = 65536
@@ -162,6 +162,10 @@ class MemoryStore:
 
     def _error(self, what: str, kind: Kind) -> KVTiersError:
         return KVTiersError(f"{self._context.name}: {what}", kind=kind)
+
+    def usage(self) -> Usage:
+        """Payload bytes."""
+        return Usage(self._used, self._capacity)
 
     def check(self) -> None:
         """Raise AssertionError if the bytes do not add up or exceed the capacity."""

@@ -14,7 +14,7 @@ from kvtiers.chunks import Key, Lookup, RequestContext
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import ChunksRemoved, ChunksStored, Event, Reason
 from kvtiers.tiers.asking import Asking
-from kvtiers.tiers.base import ChunkStore, Job, JobKind, JobOutcome, JobReleased
+from kvtiers.tiers.base import ChunkStore, Job, JobKind, JobOutcome, JobReleased, Usage
 from kvtiers.tiers.breaker import Breaker
 from kvtiers.tiers.jobs import Taken, split
 from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
@@ -66,6 +66,7 @@ class StoreTier:
         self._start_thread = start_thread
         self._exclusive = not store.capabilities.shared
         self._mover = Mover(store, inbox, clock, options.transfer_retries)
+        self._mover.note_usage(clock())
         self._presence = self._make_presence()
         self._breaker = Breaker(
             options.breaker_failures, options.breaker_cooldown_s, options.breaker_max_cooldown_s
@@ -342,6 +343,10 @@ class StoreTier:
         events = list(self._events)
         self._events.clear()
         return events
+
+    def usage(self) -> Usage | None:
+        """How full the store was a moment ago, if it says so."""
+        return self._mover.usage
 
     def has_pending_work(self) -> bool:
         """Whether a job or a lookup is outstanding, or an outcome was not fetched.

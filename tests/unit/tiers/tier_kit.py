@@ -188,6 +188,12 @@ class Bench:
         self.tier.check()
         self.tier.shutdown(10)
 
+    def scanned(self) -> "Bench":
+        """Wait for the end of the start-up scan, which evicts and counts on its own."""
+        if not self.store.capabilities.instant:
+            self.until(lambda: self.tier._scan.complete)
+        return self
+
     def job(self, kind: JobKind, ns: Sequence[int], size: int = CHUNK) -> Job:
         self._ids += 1
         make = filled if kind is JobKind.STORE else lambda n, size: page_aligned(size)

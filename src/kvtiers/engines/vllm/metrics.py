@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
@@ -22,6 +23,7 @@ from vllm.v1.kv_offload.base import (
 from kvtiers.events import Hop, Reason
 from kvtiers.host.parts import HostUse
 from kvtiers.metrics import Labels, Metrics
+from kvtiers.tiers.base import Usage
 
 _CPU = "vllm:kv_offload_cpu_"
 _TIERING = "vllm:kv_offload_tiering_"
@@ -161,7 +163,10 @@ _TIER_GAUGES = {
 }
 _HOST_BYTES = _OURS + "host_bytes"
 _HOST_STATES = ("capacity", "resident", "pinned", "filling")
+_TIER_BYTES = _OURS + "tier_bytes"
+_TIER_STATES = ("used", "capacity")
 _NO_JOBS = (0, 0)
+_NOT_KNOWN = (None, None)
 
 GAUGE_INTERVAL_S = 0.1
 """How often gauges in motion are sent; nobody scrapes them more often than that."""
@@ -196,6 +201,10 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
         documentation=f"Bytes of host memory: {', '.join(_HOST_STATES)}.",
         labelnames=("state",),
     )
+    found[_TIER_BYTES] = OffloadingGaugeMetadata(
+        documentation="Bytes of a bounded tier: used, other namespaces included, and capacity.",
+        labelnames=("tier", "state"),
+    )
     found[_NO_ROOM] = OffloadingCounterMetadata(
         documentation="Promotions for which host memory had no room."
     )
@@ -209,18 +218,29 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
     return found
 
 
+class LabelledTier(Protocol):
+    """What the gauges of a tier are made of."""
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics."""
+
+    def usage(self) -> Usage | None:
+        """How full it is, if that is known."""
+
+
 class StatsExporter:
     """Turns what ``Metrics`` gathered into one vLLM stats payload."""
 
-    def __init__(self, metrics: Metrics, tiers: Sequence[str], slot_bytes: int) -> None:
-        """``tiers``: labels of the secondary tiers."""
+    def __init__(self, metrics: Metrics, tiers: Sequence[LabelledTier], slot_bytes: int) -> None:
         self._metrics = metrics
         self._tiers = tuple(tiers)
         self._slot_bytes = slot_bytes
         self._gauges = (
             *((name, ()) for name in _GAUGES),
             *((_HOST_BYTES, (state,)) for state in _HOST_STATES),
-            *((name, (tier,)) for tier in tiers for name in _TIER_GAUGES),
+            *((name, (tier.label,)) for tier in tiers for name in _TIER_GAUGES),
+            *((_TIER_BYTES, (tier.label, state)) for tier in tiers for state in _TIER_STATES),
         )
         self._sent: list[float | None] = [None] * len(self._gauges)
         """Their values as last sent: one that stands still is not sent again in every step."""
@@ -252,7 +272,7 @@ class StatsExporter:
         if standing == self._sent:
             return
         for (name, labels), value, sent in zip(self._gauges, standing, self._sent, strict=True):
-            if value != sent:
+            if value is not None and value != sent:
                 stats.set_gauge(name, value, labels)
         self._sent, self._sent_at = standing, now
 
@@ -269,14 +289,16 @@ class StatsExporter:
             use.filling * size,
         ]
         for tier in self._tiers:
-            promoting = self._metrics.active.get((Hop.PROMOTE, tier), _NO_JOBS)
-            cascading = self._metrics.active.get((Hop.CASCADE, tier), _NO_JOBS)
+            promoting = self._metrics.active.get((Hop.PROMOTE, tier.label), _NO_JOBS)
+            cascading = self._metrics.active.get((Hop.CASCADE, tier.label), _NO_JOBS)
             filled, read = (n * use.per_chunk / slots for n in (promoting[1], cascading[1]))
             values += (filled, read, promoting[0], cascading[0])
+        for tier in self._tiers:
+            values += tier.usage() or _NOT_KNOWN
         return values
 
     def __repr__(self) -> str:
-        tiers = ", ".join(self._tiers) or "no tiers"
+        tiers = ", ".join(tier.label for tier in self._tiers) or "no tiers"
         return f"<StatsExporter: {tiers}, slots of {self._slot_bytes} bytes>"
 
 

@@ -219,11 +219,10 @@ class KVTiersSpec(OffloadingSpec):
         wired = wire(settings, region, record.layout, namespace, listen=events)
         events.places.update(_places(settings, wired.tiers))
         self._report(region, record, namespace, wired.manager)
-        labels = [t.label for t in wired.manager.tiers]
         return VllmManager(
             wired.manager,
             clock=time.monotonic,
-            stats=StatsExporter(wired.metrics, labels, region.slot_bytes),
+            stats=StatsExporter(wired.metrics, wired.manager.tiers, region.slot_bytes),
             events=events,
             sink=wired.metrics,
             on_shutdown=region.close,

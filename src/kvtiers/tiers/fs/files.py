@@ -14,7 +14,7 @@ from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError, closed, map_errors
 from kvtiers.events import Reason
 from kvtiers.tiers import record
-from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
+from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext, Usage
 from kvtiers.tiers.fs import capacity, folders, names, stamps
 from kvtiers.tiers.fs.account import Account
 from kvtiers.tiers.fs.complaints import Complaints
@@ -262,6 +262,10 @@ class FilesStore:
     def used_bytes(self) -> int:
         """Bytes of all kvtiers files under the root, if they are counted; else 0."""
         return self._room.used_bytes
+
+    def usage(self) -> Usage | None:
+        """Of the whole root, as its quota file has it; None where others see to the bound."""
+        return Usage(self.used_bytes, self._account.capacity) if self._owns else None
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvtiers.chunks import Lookup
 from kvtiers.errors import Kind
 from kvtiers.events import ChunksRemoved, ChunksStored, Reason
@@ -78,7 +80,7 @@ def test_replayed_events_are_what_is_on_disk(tmp_path: Path) -> None:
 def test_what_a_write_evicts_of_its_own_is_not_said_to_be_stored(tmp_path: Path) -> None:
     """It left before the write as a whole was reported."""
     with bench(tmp_path / "kv", capacity_bytes=capacity(5)) as tier:
-        assert len(tier.run(tier.store_job(*range(12))).done) == 12
+        assert len(tier.scanned().run(tier.store_job(*range(12))).done) == 12
         there = {entry.key for entry in tier.store.scan()}
         (stored,) = tier.tier.take_events()
         assert isinstance(stored, ChunksStored)
@@ -87,3 +89,29 @@ def test_what_a_write_evicts_of_its_own_is_not_said_to_be_stored(tmp_path: Path)
         assert tier.resolve(*range(12)).count(HIT) == 5
         assert set(tier.run(tier.store_job(*range(12))).done) == {key(n) for n in range(12)}
         tier.tier.check()
+
+
+@pytest.mark.parametrize("layout", ["files", "log"])
+def test_how_full_it_is_is_known_from_the_start_and_after_what_was_stored(
+    tmp_path: Path, layout: str
+) -> None:
+    chosen = {"layout": layout, "capacity_bytes": 1 << 24}
+    with bench(tmp_path / "kv", **chosen) as tier:
+        tier.scanned().run(tier.store_job(1))
+        tier.clock.advance(1.0)
+        tier.run(tier.store_job(2, 3))
+        used = tier.tier.usage()
+        assert used is not None
+        assert used.capacity_bytes == 1 << 24
+        there = sum(p.lstat().st_size for p in (tmp_path / "kv").rglob("*") if p.is_file())
+        assert there <= used.used_bytes < there + 4096
+    with bench(tmp_path / "kv", **chosen) as again:
+        before = again.tier.usage()
+        assert before is not None
+        assert 0 < before.used_bytes <= used.used_bytes + (64 << 10)
+
+
+def test_where_others_see_to_the_bound_nobody_says_how_full_it_is(tmp_path: Path) -> None:
+    with bench(tmp_path / "kv", eviction="external", capacity_bytes=None) as tier:
+        tier.run(tier.store_job(1))
+        assert tier.tier.usage() is None

@@ -15,7 +15,7 @@ from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError, Retry, closed
 from kvtiers.events import Reason
 from kvtiers.tiers import record
-from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
+from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext, Usage
 from kvtiers.tiers.fs import folders
 from kvtiers.tiers.fs.capacity import resolve
 from kvtiers.tiers.fs.direct import DirectIO
@@ -347,6 +347,11 @@ class LogStore:
         """Bytes of all segments, whatever is in them."""
         with self._core.lock:
             return self._core.pool.used_bytes
+
+    def usage(self) -> Usage:
+        """With what lies beside the segments."""
+        beside = self._capacity - self._core.pool.capacity_bytes
+        return Usage(self.used_bytes + beside, self._capacity)
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
