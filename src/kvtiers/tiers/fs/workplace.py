@@ -27,7 +27,7 @@ class Workplace:
         self, namespace: Namespace, root: str, account: Account, room: Room | Unbounded
     ) -> None:
         self._namespace = namespace
-        self._root = root
+        self.root = root
         self._folder = os.path.join(root, namespace.id)
         self._account = account
         self._room = room
@@ -42,9 +42,9 @@ class Workplace:
         except BaseException as e:
             self._leave()
             self._remove_what_is_empty()
-            raise _refusal(self._root, e) from e
+            raise _refusal(self.root, e) from e
         try:
-            sweep(self._root)
+            sweep(self.root)
             try:
                 self._probe(io)
             except OSError as e:
@@ -53,7 +53,7 @@ class Workplace:
                 self._probe(io)
         except BaseException as e:
             self.close()
-            raise _refusal(self._root, e) from e
+            raise _refusal(self.root, e) from e
 
     def _remove_what_is_empty(self) -> None:
         """Leave no folder of a namespace behind that nobody could make sense of."""
@@ -90,7 +90,7 @@ class Workplace:
             if self._account.bounded:
                 raise bad_option(
                     "eviction",
-                    f'is "own", but the file system that holds {self._root} has no locks, by '
+                    f'is "own", but the file system that holds {self.root} has no locks, by '
                     'which engines keep a bound together: mount it with locks or say "external"',
                 ) from e
 

@@ -4,6 +4,7 @@ Its bytes are reserved before and settled after, whatever goes wrong in between.
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 
@@ -16,12 +17,15 @@ from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.room import Room, Unbounded
 from kvtiers.tiers.fs.workplace import DISK_IS_FULL, Workplace
 
+_log = logging.getLogger("kvtiers")
+
 _MAX_REOPENS = 8
 """How often one write makes the folder again while somebody clears it."""
 _MAX_WAYS_MADE = 2
 """How often one write has others leave because the disk is full below the capacity."""
 _IN_VAIN_S = 60.0
 """If that did not help, nobody leaves for it for so long: it is not ours that fill the disk."""
+_SAID_AGAIN_S = 600.0
 
 
 class FileWriting:
@@ -43,6 +47,7 @@ class FileWriting:
         self._damaged = damaged
         self._clock = clock
         self._in_vain_until: float | None = None
+        self._quiet_until: float | None = None
 
     def write(self, item: Item, path: str) -> None:
         """Make ``path`` of ``item``, unless somebody does meanwhile.
@@ -75,7 +80,19 @@ class FileWriting:
             self._in_vain_until = now + _IN_VAIN_S
         if self._in_vain_until is not None and now < self._in_vain_until:
             return False
-        return self._room.make_way(PAGE_BYTES + item.view.nbytes)
+        if not self._room.make_way(PAGE_BYTES + item.view.nbytes):
+            return False
+        self._say_full(now)
+        return True
+
+    def _say_full(self, now: float) -> None:
+        if self._quiet_until is None or now >= self._quiet_until:
+            self._quiet_until = now + _SAID_AGAIN_S
+            _log.warning(
+                "%s: the disk is full below the capacity, so that chunks used least recently leave "
+                "for new ones",
+                self._place.root,
+            )
 
     def _write_file(self, item: Item, page: bytes, path: str) -> None:
         size = len(page) + item.view.nbytes
