@@ -257,7 +257,7 @@ class LogStore:
         with self._writing("delete"):
             lost = self._see_to_folder()
             if lost is not None:
-                raise lost
+                raise lost.with_traceback(None)
             with self._core.lock:
                 self._core.forget(self._core.index.drop(dict.fromkeys(keys)))
             self._flush_deletions()
@@ -265,9 +265,10 @@ class LogStore:
     def scan(self) -> Iterator[Entry]:
         """What is in the index; used when its segment was begun."""
         self._refuse_if_closed("scan")
-        with self._core.lock:
-            began = {s.number: s.created_at for s in self._core.pool.segments.values()}
-            items = self._core.index.items()
+        core = self._core
+        with core.lock:
+            began = {s.number: s.created_at for s in core.pool.segments.values()}
+            items = core.index.items()
         return (Entry(k, at.pages * PAGE_BYTES, began.get(at.segment, 0.0)) for k, at in items)
 
     def touch(self, keys: Sequence[Key]) -> None:
@@ -345,8 +346,9 @@ class LogStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of all segments, whatever is in them."""
-        with self._core.lock:
-            return self._core.pool.used_bytes
+        core = self._core
+        with core.lock:
+            return core.pool.used_bytes
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
