@@ -59,7 +59,7 @@ class FilesStore:
         if self._owns:
             bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
         folders.open_root(self._root)
-        folders.refuse_other_layout(self._root, "files")
+        folders.settle_on_layout(self._root, "files")
         self._folder = os.path.join(self._root, self._id)
         self._io = DirectFiles(direct_io, fsync)
         self._recency = Recency(self._path, context.clock)

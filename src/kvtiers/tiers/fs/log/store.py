@@ -76,7 +76,7 @@ class LogStore:
     def _start(self) -> None:
         """Own the folder, and take in what is there. Raises ConfigError."""
         folders.open_root(self._root)
-        folders.refuse_other_layout(self._root, "log")
+        folders.settle_on_layout(self._root, "log")
         try:
             owned = ownership.Ownership(self._root)
         except OSError as e:

@@ -16,7 +16,7 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
-from kvtiers.tiers.fs import folders
+from kvtiers.tiers.fs import folders, locks
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.opening import segment_bytes_for
@@ -24,7 +24,16 @@ from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.fs.names import QUOTA
 from kvtiers.tiers.urls import open_place
 from tests.unit.tiers.fs.log.log_kit import CAPACITY, SEGMENT, SEGMENTS, held, kill, read, write
-from tests.unit.tiers.tier_kit import CHUNK, NAMESPACE, context, filled, key, page_aligned, payload
+from tests.unit.tiers.tier_kit import (
+    CHUNK,
+    NAMESPACE,
+    ManualClock,
+    context,
+    filled,
+    key,
+    page_aligned,
+    payload,
+)
 
 OTHER = Namespace({"model": "other", "format": 1})
 
@@ -400,7 +409,7 @@ def test_of_two_first_owners_with_different_layouts_one_is_refused(log, first, m
 
     def look_while_the_other_comes(root):
         monkeypatch.undo()
-        monkeypatch.setattr(folders, "_PATIENCE_S", 0)
+        monkeypatch.setattr(locks, "PATIENCE_S", 0)
         with pytest.raises(ConfigError, match="another engine has been starting there"):
             opened[second]()
         return False
@@ -412,6 +421,29 @@ def test_of_two_first_owners_with_different_layouts_one_is_refused(log, first, m
         opened[second]()
     assert store.write([Item(key(1), filled(1))]) == [None]
     store.close()
+
+
+def test_who_settles_on_a_layout_waits_for_who_is_at_it_but_not_for_ever(log):
+    log.root.mkdir(parents=True, exist_ok=True)
+    other, clock, waits = os.open(log.root, os.O_RDONLY), ManualClock(), []
+    fcntl.flock(other, fcntl.LOCK_EX)
+
+    def sleep(seconds):
+        waits.append(seconds)
+        clock.advance(seconds)
+
+    with pytest.raises(ConfigError, match=r"another engine has been starting there for 10 s"):
+        folders.settle_on_layout(str(log.root), "log", clock, sleep)
+    assert sum(waits) == pytest.approx(10, abs=0.1)
+    assert list(log.root.iterdir()) == []
+
+    def let_go(seconds):
+        fcntl.flock(other, fcntl.LOCK_UN)
+
+    fcntl.flock(other, fcntl.LOCK_EX)
+    folders.settle_on_layout(str(log.root), "log", clock, let_go)
+    assert [p.name for p in log.root.iterdir()] == ["log"]
+    os.close(other)
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EBADF])
