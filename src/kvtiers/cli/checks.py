@@ -25,6 +25,7 @@ from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.host.limits import available_memory, container_limits
 from kvtiers.host.region import check_capacity
 from kvtiers.host.regionfile import free_space
+from kvtiers.tiers.fs.capacity import key_of
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.folders import nearest_folder
 from kvtiers.tiers.fs.tools import FsURL
@@ -124,7 +125,7 @@ class Plan:
     @property
     def stated(self) -> str:
         """The key of the configuration that the capacity comes from."""
-        return "capacity_bytes" if self.share is None else "capacity_fraction"
+        return key_of(self.share)
 
 
 def check_place(place: Place, plan: Plan, advance: Advance) -> Iterator[Check]:

@@ -17,13 +17,12 @@ from kvtiers.events import Reason
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
 from kvtiers.tiers.fs import folders
-from kvtiers.tiers.fs.capacity import resolve
 from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import ownership
 from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.index import Deletion, Location
-from kvtiers.tiers.fs.log.opening import open_log, refuse_too_little
+from kvtiers.tiers.fs.log.opening import bound_of_log, open_log
 from kvtiers.tiers.fs.log.reading import read_items
 from kvtiers.tiers.fs.log.roller import Roller
 from kvtiers.tiers.fs.log.segment import SegmentFiles
@@ -55,11 +54,8 @@ class LogStore:
     ) -> None:
         self._context = context
         self._root = folders.path_of(root_dir)
-        self._capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
-        self._stated = "capacity_fraction" if capacity_bytes is None else "capacity_bytes"
+        self._capacity = bound_of_log(context, self._root, capacity_bytes, capacity_fraction)
         self._direct_io, self._fsync = direct_io, fsync
-        others = len(context.namespace.manifest().encode()) + ownership.LOCK_BYTES
-        refuse_too_little(self._stated, self._capacity, others, context.layout.slot_bytes)
         self._said_damaged = self._closed = False
         self._gate = threading.Lock()
         """Guards ``_writers`` and ``_closed``; never held during I/O."""
@@ -96,8 +92,7 @@ class LogStore:
     def _open(self, folder: str) -> tuple[LogCore, Roller]:
         ownership.open_namespace(self._root, self._context.namespace)
         files = SegmentFiles(folder, self._direct_io, self._fsync)
-        others = ownership.other_bytes(self._root)
-        refuse_too_little(self._stated, self._capacity, others, self._context.layout.slot_bytes)
+        others = ownership.other_bytes(self._root, self._context.namespace)
         opened = open_log(self._context, files, self._capacity - others)
         if self._direct_io == "on" and not files.direct:
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
 import threading
 from concurrent import futures
@@ -23,7 +24,16 @@ from kvtiers.tiers.fs.log.opening import segment_bytes_for
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.fs.names import QUOTA
 from kvtiers.tiers.urls import open_place
-from tests.unit.tiers.fs.log.log_kit import CAPACITY, SEGMENT, SEGMENTS, held, kill, read, write
+from tests.unit.tiers.fs.log.log_kit import (
+    CAPACITY,
+    SEGMENT,
+    SEGMENTS,
+    Log,
+    held,
+    kill,
+    read,
+    write,
+)
 from tests.unit.tiers.tier_kit import (
     CHUNK,
     NAMESPACE,
@@ -490,6 +500,22 @@ def test_too_little_capacity_is_refused_with_what_would_do(log):
     store = log.open(capacity_bytes=needed)
     fill(store, segments=6)
     store.check()
+
+
+def test_a_log_that_is_refused_for_its_bound_leaves_no_trace(log):
+    """What counts beside its segments is known before it settles there."""
+    manifest = log.root / OTHER.id / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(OTHER.manifest())
+    with pytest.raises(ConfigError, match="capacity_bytes gives the log") as refused:
+        log.open(capacity_bytes=4 * SEGMENT)
+    needed = int(re.search(r"give at least (\d+) bytes", str(refused.value))[1])
+    with pytest.raises(ConfigError):
+        log.open(capacity_bytes=needed - 1)
+    assert [p.name for p in log.root.iterdir()] == [OTHER.id]
+    files_at(log).close()
+    shutil.copytree(manifest.parent, log.root.with_name("new") / OTHER.id)
+    Log(log.root.with_name("new")).open(capacity_bytes=needed).close()
 
 
 def test_too_little_of_the_disk_is_refused_by_the_option_that_was_given(log):
