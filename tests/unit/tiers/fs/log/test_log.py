@@ -7,7 +7,6 @@ import re
 import shutil
 import stat
 import threading
-from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from kvtiers.tiers.fs import folders, locks
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.opening import segment_bytes_for
+from kvtiers.tiers.fs.log.pool import State
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.fs.names import QUOTA
 from kvtiers.tiers.urls import open_place
@@ -88,7 +88,10 @@ def test_a_segment_is_begun_by_nobody_while_its_file_is_made(log, monkeypatch):
         assert reached.wait(20)
         rest = [Item(key(n), filled(n)) for n in range(1, 9)]  # more than go into one segment
         second = lanes.submit(store.write, rest)
-        futures.wait([second], 0.2)  # were it to begin that segment, it would have failed by now
+        pool = store._core.pool
+        with store._core.lock:
+            made = pool.segments[max(pool.segments)]
+            assert (made.state, pool.free()) == (State.TAKEN, None)
         go_on.set()
         results = [*first.result(), *second.result()]
     assert results == [None] * 9
