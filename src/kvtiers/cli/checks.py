@@ -114,7 +114,7 @@ def _limit(value: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class IntendedTier:
     """What a tier is to be, besides what lies there."""
 
     share: float | None = None
@@ -128,21 +128,21 @@ class Plan:
         return key_of(self.share)
 
 
-def check_place(place: Place, plan: Plan, advance: Advance) -> Iterator[Check]:
+def check_place(place: Place, intended: IntendedTier, advance: Advance) -> Iterator[Check]:
     """The root of a tier: may it be used, is there room, is its disk fit for such chunks."""
     root, direct_io = place.options["root_dir"], place.options["direct_io"]
     yield check_file_system(root, place.layout)
     yield from check_folder(root)
     yield check_direct(root, direct_io)
     ours = sum(u.bytes for u in place.usage() if u.part is not Part.FOREIGN)
-    capacity, chunk = place.capacity(), plan.chunk or largest_chunk(place)
+    capacity, chunk = place.capacity(), intended.chunk or largest_chunk(place)
     disk = os.statvfs(root)
-    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity, plan.share)
+    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity, intended.share)
     if capacity is not None:
         known = next((f.namespace for f in place.namespaces() if f.namespace), None)
-        yield check_bound(root, place.layout, capacity, plan.share, chunk, known)
-    if plan.chunk:
-        yield check_speed(root, place.layout, direct_io, plan.chunk, advance)
+        yield check_bound(root, place.layout, capacity, intended.share, chunk, known)
+    if intended.chunk:
+        yield check_speed(root, place.layout, direct_io, intended.chunk, advance)
     else:
         yield check_chunk(chunk, place.layout)
     if place.layout == "log":
@@ -150,10 +150,10 @@ def check_place(place: Place, plan: Plan, advance: Advance) -> Iterator[Check]:
         yield check_segments(place.segments(), chunk, capacity)
     elif chunk and disk.f_files:
         free = disk.f_bavail * disk.f_frsize
-        yield check_inodes(disk.f_favail, free, chunk, capacity, plan.stated)
+        yield check_inodes(disk.f_favail, free, chunk, capacity, intended.stated)
 
 
-def check_absent(url: FsURL, plan: Plan, advance: Advance) -> Iterator[Check]:
+def check_absent(url: FsURL, intended: IntendedTier, advance: Advance) -> Iterator[Check]:
     """A root that an engine would make: whether it can, and whether there is room.
 
     What is tried is tried in the folder in which it would be made, and gone afterwards.
@@ -167,14 +167,14 @@ def check_absent(url: FsURL, plan: Plan, advance: Advance) -> Iterator[Check]:
     making = check_making(root, above)
     yield making
     disk = os.statvfs(above)
-    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity, plan.share)
+    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity, intended.share)
     if capacity is not None:
-        yield check_bound(root, layout, capacity, plan.share, plan.chunk)
+        yield check_bound(root, layout, capacity, intended.share, intended.chunk)
     if making.grade is Grade.FAIL:
         return
     yield check_direct(above, url.direct_io)
-    if plan.chunk:
-        yield check_speed(above, layout, url.direct_io, plan.chunk, advance)
+    if intended.chunk:
+        yield check_speed(above, layout, url.direct_io, intended.chunk, advance)
 
 
 def check_folder(root: str) -> Iterator[Check]:

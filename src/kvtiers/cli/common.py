@@ -1,12 +1,13 @@
 """What several commands take, and how they find their place and its namespaces."""
 
 import argparse
+import heapq
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace, key_group
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Key, Namespace, key_group
 from kvtiers.cli.output import Advance, Output
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
@@ -162,6 +163,21 @@ def walked(entries: Iterable[Entry], advance: Advance) -> Iterator[Entry]:
     for some in batched(entries):
         advance(len(some))
         yield from some
+
+
+Pair = tuple[str, Entry]
+"""The id of a namespace, and a chunk in it."""
+
+
+def last_used(pairs: Iterable[Pair], limit: int | None) -> list[Pair]:
+    """The ``limit`` chunks used last, None: all; last used first, and no more in memory at once."""
+
+    def used(pair: Pair) -> tuple[float, Key]:
+        return pair[1].used_at, pair[1].key
+
+    if limit is None:
+        return sorted(pairs, key=used, reverse=True)
+    return heapq.nlargest(limit, pairs, key=used)
 
 
 def about(namespace: Namespace | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kvtiers.cli.checks import (
-    Plan,
+    IntendedTier,
     check_absent,
     check_limits,
     check_memory,
@@ -158,13 +158,13 @@ def _capacity_of(options: Mapping[str, Any], root: str) -> int | None:
 
 
 def _check_tier(tier: _Tier, chunk: int | None, output: Output) -> list[Check]:
-    parsed, plan = parse_url(tier.url), Plan(tier.share, chunk)
+    parsed, intended = parse_url(tier.url), IntendedTier(tier.share, chunk)
     total = None if chunk is None else 4 * TRIAL_BYTES
     try:
         with output.progress(total, "looking" if chunk is None else "trying the disk") as advance:
             if not os.path.lexists(parsed.path):
-                return list(check_absent(parsed, plan, advance))
-            return list(check_place(open_place(tier.url, output.warn), plan, advance))
+                return list(check_absent(parsed, intended, advance))
+            return list(check_place(open_place(tier.url, output.warn), intended, advance))
     except (KVTiersError, OSError) as e:
         if tier.given and isinstance(e, ConfigError):
             raise

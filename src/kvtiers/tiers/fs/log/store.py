@@ -154,9 +154,9 @@ class LogStore:
         return True
 
     def _see_to_folder(self) -> KVTiersError | None:
-        """Within ``_writing``: begin the log anew if it was removed; why there is none.
+        """Begin a new log if the folder is gone. Returns the error if that failed.
 
-        Not beside another call that writes: it would go on in the new folder as in the old one.
+        Refused while other writes run, which would go on in the new folder. Within ``_writing``.
         """
         if not self._is_lost(self._core):
             return None
