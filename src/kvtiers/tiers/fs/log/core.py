@@ -1,7 +1,6 @@
 """What the parts of a log share: index, segments, files, and the one way to add to them."""
 
 import errno
-import logging
 import os
 import threading
 from collections import deque
@@ -17,7 +16,7 @@ from kvtiers.tiers.fs.log.index import Deletion, LogIndex
 from kvtiers.tiers.fs.log.pool import Pool, Run, Segment, State
 from kvtiers.tiers.fs.log.segment import SegmentFiles, is_lost, padded
 
-_log = logging.getLogger("kvtiers")
+_TABLE = "writing a table"
 
 
 class LogCore:
@@ -141,10 +140,12 @@ class LogCore:
             self.deletions.clear()
             return self.index.clear()
 
-    def failed(self, operation: str, number: int, error: OSError) -> KVTiersError:
+    def failed(
+        self, operation: str, number: int, error: OSError, costs: str = "hits"
+    ) -> KVTiersError:
         """``error`` of the disk in our family; the first of its kind is said."""
         failure = mapped(operation, self.files.path(number), error)
-        self.complaints.failed(operation, failure)
+        self.complaints.failed(operation, failure, costs)
         return failure
 
     def _vouched_for(self, rows: Sequence[Row], bodies: Sequence[memoryview]) -> list[Row]:
@@ -190,8 +191,9 @@ class LogCore:
         """
         try:
             self.write_table(segment, segment.rows)
+            self.complaints.worked(_TABLE)
         except OSError as e:
-            _log.warning("%s: no table: %s", self.files.path(segment.number), e.strerror)
+            self.failed(_TABLE, segment.number, e, "time when it is opened")
         finally:  # whatever happened, nobody but its eviction has business with it now
             with self.lock:
                 segment.sealed()

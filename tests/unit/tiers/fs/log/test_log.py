@@ -794,6 +794,25 @@ def test_a_log_that_cannot_be_made_smaller_is_not_opened_and_evicts_no_more_for_
     assert len(held(log.open(capacity_bytes=2 * CAPACITY), ns)) >= len(ns) // 2
 
 
+def test_tables_that_cannot_be_written_are_said_once_until_they_can(log, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="kvtiers")
+    store = log.open()
+
+    def broken(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._core, "write_table", broken)
+        there = fill(store, segments=4)
+        log.clock.advance(61)
+        there += fill(store, first=len(there), segments=4)
+    (said,) = caplog.messages
+    assert "writing a table fails, which costs time when it is opened and nothing else" in said
+    fill(store, first=len(there))
+    assert caplog.messages == [said, f"{log.root}/log: writing a table works again"]
+    store.check()
+
+
 def test_the_folder_is_given_up_whatever_goes_wrong(log, monkeypatch):
     store = log.open()
     write(store, 1)
