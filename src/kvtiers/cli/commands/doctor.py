@@ -11,14 +11,12 @@ from urllib.parse import quote
 from kvtiers.cli.checks import (
     IntendedTier,
     check_absent,
-    check_limits,
-    check_memory,
     check_place,
-    check_versions,
     settings_of,
 )
 from kvtiers.cli.common import add_common, parse_chunk_bytes
 from kvtiers.cli.diskchecks import TRIAL_BYTES
+from kvtiers.cli.machinechecks import check_limits, check_memory, check_versions
 from kvtiers.cli.output import Output
 from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.config import KVTiersConfig, TierSpec, parse_config
