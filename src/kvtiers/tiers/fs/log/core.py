@@ -79,6 +79,12 @@ class LogCore:
         if first is not None:
             self._deleted_meanwhile.update(d for d in gone if d[1] > first)
 
+    def some_deleted(self) -> list[Deletion]:
+        """Take as many of ``deletions`` as one run holds."""
+        with self.lock:
+            count = min(len(self.deletions), fmt.MAX_ROWS)
+            return [self.deletions.popleft() for _ in range(count)]
+
     def append(
         self,
         segment: Segment,
@@ -183,6 +189,15 @@ class LogCore:
             last = segment.end_write()
         if last:
             self.seal(segment)
+
+    def seal_active(self) -> None:
+        """Nothing more is appended, and nobody writes: the last segment gets its table."""
+        with self.lock:
+            active, self.pool.active = self.pool.active, None
+            if active is not None:
+                active.fill()
+        if active is not None:
+            self.seal(active)
 
     def seal(self, segment: Segment) -> None:
         """Nobody writes to it any more: its table makes it quick to read in again.

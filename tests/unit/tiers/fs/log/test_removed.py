@@ -186,10 +186,10 @@ def test_it_is_not_begun_anew_on_another_file_system(log: Log) -> None:
     """A disk that was unmounted shows the folder below, on a disk that is not meant."""
     opened = log.open()
     shutil.rmtree(log.root)
-    opened._device += 1
+    opened._renewal._device += 1
     assert "another file system is in its place" in str(refused(opened))
     assert not log.root.exists()
-    opened._device -= 1
+    opened._renewal._device -= 1
     log.clock.advance(31)
     write(opened, 1)
 
