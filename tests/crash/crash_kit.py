@@ -19,7 +19,8 @@ from kvtiers.testing.values import key as named
 from kvtiers.tiers.base import Item, RemovalReport, StoreContext
 from kvtiers.tiers.fs import names, stamps
 from kvtiers.tiers.fs.files import FilesStore
-from kvtiers.tiers.fs.log import LogStore
+from kvtiers.tiers.fs.log import LogStore, survivors
+from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.pool import Segment
 from kvtiers.tiers.fs.log.roller import Roller
 
@@ -110,21 +111,21 @@ def open_telling(fd: int, layout: str, root: Path, **options: Any) -> Any:
 
 def tell_of_segments(fd: int) -> None:
     """From now on every log of this process says what is about to leave, and what was copied."""
-    empty, write_again = Roller.empty, Roller._write_again
+    empty, write_again = Roller.empty, survivors.write_again
 
     def emptied(self: Roller, victim: Segment, **options: Any) -> None:
         say(fd, "leaving", (NUMBER_OF[k] for k in set(victim.keys)))
         empty(self, victim, **options)
 
-    def written_again(self: Roller, victim: Segment) -> None:
-        write_again(self, victim)
-        with self._core.lock:
-            found = {k: self._core.index.find(k) for k in victim.keys}
+    def written_again(core: LogCore, victim: Segment) -> None:
+        write_again(core, victim)
+        with core.lock:
+            found = {k: core.index.find(k) for k in victim.keys}
         copied = (k for k, at in found.items() if at is not None and at.segment != victim.number)
         say(fd, "survived", (NUMBER_OF[k] for k in copied))
 
     Roller.empty = emptied  # type: ignore[method-assign]
-    Roller._write_again = written_again  # type: ignore[method-assign]
+    survivors.write_again = written_again
 
 
 def tell_of_files(fd: int) -> None:

@@ -1,119 +1,40 @@
-"""What ``doctor`` looks at: each check is a function from what was measured to a verdict."""
+"""What ``doctor`` looks at of a tier: each check gives a verdict on what was measured."""
 
 import math
 import mmap
 import os
-import resource
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.cli.diskchecks import check_bound, check_file_system, check_making, check_speed
 from kvtiers.cli.logchecks import check_owner, check_segments
+from kvtiers.cli.machinechecks import ROOM_LEFT
 from kvtiers.cli.output import Advance, size
 from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.config import WHERE
 from kvtiers.errors import ConfigError, KVTiersError
-from kvtiers.host.limits import available_memory, container_limits
-from kvtiers.host.region import check_capacity
-from kvtiers.host.regionfile import free_space
+from kvtiers.tiers.fs.capacity import key_of
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.folders import nearest_folder
 from kvtiers.tiers.fs.tools import FsURL
 from kvtiers.tiers.places import Part, Place
 from kvtiers.tiers.urls import LAYOUTS
 
-_NEEDED_PYTHON = (3, 11)
-_NEEDED_XXHASH = (3, 4)
-_FEW_FILES = 1024
 _SMALL_CHUNK = 256 << 10
 """Below it a file per chunk costs more than its bytes: bench.md has figures."""
 _LOOKED_AT = 64
-_ROOM_LEFT = 0.9
-"""Of what is free: memory or a disk that is full to the last byte serves nobody else."""
 _PRIVATE = 0o077
 
 
-def check_versions() -> Iterator[Check]:
-    """Python and the packages that are needed."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info[:2] < _NEEDED_PYTHON:
-        yield Check("python", Grade.FAIL, python, "install Python 3.11 or later")
-    else:
-        yield Check("python", Grade.OK, python)
-    try:
-        found = version("xxhash")
-    except PackageNotFoundError:
-        yield Check("xxhash", Grade.FAIL, "not installed", "pip install xxhash")
-        return
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if numbers < _NEEDED_XXHASH:
-        yield Check("xxhash", Grade.FAIL, found, "install xxhash 3.4 or later")
-    else:
-        yield Check("xxhash", Grade.OK, found)
-
-
-def check_memory(cpu_bytes: int | None, chunk: int | None, directory: str) -> Iterator[Check]:
-    """Memory of the machine and its control groups, and the folder that host memory lies in."""
-    try:
-        machine, shared = available_memory(), free_space(directory)
-    except KVTiersError as e:
-        yield Check("memory", Grade.FAIL, str(e), "set region_directory to a tmpfs")
-        return
-    groups = [limit.left for limit in container_limits()]
-    left = min([machine, shared, *groups])
-    said = f"{size(machine)} available, {size(shared)} in {directory}"
-    if groups and min(groups) < machine:
-        said += f", {size(min(groups))} left by control groups"
-    if cpu_bytes is None:
-        yield Check("memory", Grade.OK, said)
-        return
-    try:
-        check_capacity(cpu_bytes, chunk or PAGE_BYTES, directory)
-    except ConfigError as e:
-        yield Check("memory", Grade.FAIL, said, str(e))
-        return
-    wants = f"{said}; cpu_bytes_to_use is {size(cpu_bytes)}"
-    if cpu_bytes > left * _ROOM_LEFT:
-        yield Check("memory", Grade.WARN, wants, "lower cpu_bytes_to_use: the engine needs some")
-    else:
-        yield Check("memory", Grade.OK, wants)
-
-
-def check_limits(cpu_bytes: int | None) -> Iterator[Check]:
-    """What the kernel allows a process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if _less(soft, _FEW_FILES):
-        yield Check("open files", Grade.WARN, f"{soft} allowed", f"ulimit -n {_FEW_FILES} or more")
-    else:
-        yield Check("open files", Grade.OK, f"{_limit(soft)} allowed, at most {_limit(hard)}")
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    said = f"{size(locked) if locked != resource.RLIM_INFINITY else 'any amount'} may be locked"
-    if cpu_bytes is not None and _less(locked, cpu_bytes):
-        remedy = "ulimit -l unlimited, if a driver refuses to pin host memory"
-        yield Check("locked memory", Grade.WARN, said, remedy)
-    else:
-        yield Check("locked memory", Grade.OK, said)
-
-
-def _less(limit: int, needed: int) -> bool:
-    return limit != resource.RLIM_INFINITY and limit < needed
-
-
-def _limit(value: int) -> str:
-    return "any number" if value == resource.RLIM_INFINITY else str(value)
-
-
 @dataclass(frozen=True, slots=True)
-class Plan:
+class IntendedTier:
     """What a tier is to be, besides what lies there."""
 
     share: float | None = None
@@ -124,24 +45,24 @@ class Plan:
     @property
     def stated(self) -> str:
         """The key of the configuration that the capacity comes from."""
-        return "capacity_bytes" if self.share is None else "capacity_fraction"
+        return key_of(self.share)
 
 
-def check_place(place: Place, plan: Plan, advance: Advance) -> Iterator[Check]:
+def check_place(place: Place, intended: IntendedTier, advance: Advance) -> Iterator[Check]:
     """The root of a tier: may it be used, is there room, is its disk fit for such chunks."""
     root, direct_io = place.options["root_dir"], place.options["direct_io"]
     yield check_file_system(root, place.layout)
     yield from check_folder(root)
     yield check_direct(root, direct_io)
     ours = sum(u.bytes for u in place.usage() if u.part is not Part.FOREIGN)
-    capacity, chunk = place.capacity(), plan.chunk or largest_chunk(place)
+    capacity, chunk = place.capacity(), intended.chunk or largest_chunk(place)
     disk = os.statvfs(root)
-    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity, plan.share)
+    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity, intended.share)
     if capacity is not None:
         known = next((f.namespace for f in place.namespaces() if f.namespace), None)
-        yield check_bound(root, place.layout, capacity, plan.share, chunk, known)
-    if plan.chunk:
-        yield check_speed(root, place.layout, direct_io, plan.chunk, advance)
+        yield check_bound(root, place.layout, capacity, intended.share, chunk, known)
+    if intended.chunk:
+        yield check_speed(root, place.layout, direct_io, intended.chunk, advance)
     else:
         yield check_chunk(chunk, place.layout)
     if place.layout == "log":
@@ -149,10 +70,10 @@ def check_place(place: Place, plan: Plan, advance: Advance) -> Iterator[Check]:
         yield check_segments(place.segments(), chunk, capacity)
     elif chunk and disk.f_files:
         free = disk.f_bavail * disk.f_frsize
-        yield check_inodes(disk.f_favail, free, chunk, capacity, plan.stated)
+        yield check_inodes(disk.f_favail, free, chunk, capacity, intended.stated)
 
 
-def check_absent(url: FsURL, plan: Plan, advance: Advance) -> Iterator[Check]:
+def check_absent(url: FsURL, intended: IntendedTier, advance: Advance) -> Iterator[Check]:
     """A root that an engine would make: whether it can, and whether there is room.
 
     What is tried is tried in the folder in which it would be made, and gone afterwards.
@@ -166,14 +87,14 @@ def check_absent(url: FsURL, plan: Plan, advance: Advance) -> Iterator[Check]:
     making = check_making(root, above)
     yield making
     disk = os.statvfs(above)
-    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity, plan.share)
+    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity, intended.share)
     if capacity is not None:
-        yield check_bound(root, layout, capacity, plan.share, plan.chunk)
+        yield check_bound(root, layout, capacity, intended.share, intended.chunk)
     if making.grade is Grade.FAIL:
         return
     yield check_direct(above, url.direct_io)
-    if plan.chunk:
-        yield check_speed(above, layout, url.direct_io, plan.chunk, advance)
+    if intended.chunk:
+        yield check_speed(above, layout, url.direct_io, intended.chunk, advance)
 
 
 def check_folder(root: str) -> Iterator[Check]:
@@ -235,7 +156,7 @@ def check_disk(free: int, ours: int, capacity: int | None, share: float | None =
         said = f"{said}, {share:g} of the disk"
     room = free + ours
     if capacity > room and share is not None:
-        fitting = math.floor(share * room / capacity * _ROOM_LEFT * 100) / 100
+        fitting = math.floor(share * room / capacity * ROOM_LEFT * 100) / 100
         remedy = (
             "others fill the disk before the bound is reached, and then the oldest chunks leave "
             "for new ones: make room, or "
@@ -246,9 +167,9 @@ def check_disk(free: int, ours: int, capacity: int | None, share: float | None =
             )
         return Check("disk space", Grade.WARN, said, f"{remedy}take another disk")
     if capacity > room:
-        remedy = f"lower capacity_bytes to {size(int(room * _ROOM_LEFT))}, or make room"
+        remedy = f"lower capacity_bytes to {size(int(room * ROOM_LEFT))}, or make room"
         return Check("disk space", Grade.FAIL, said, remedy)
-    if capacity > room * _ROOM_LEFT:
+    if capacity > room * ROOM_LEFT:
         return Check("disk space", Grade.WARN, said, "it leaves hardly any room for others")
     return Check("disk space", Grade.OK, said)
 

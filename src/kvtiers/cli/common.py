@@ -1,12 +1,13 @@
 """What several commands take, and how they find their place and its namespaces."""
 
 import argparse
+import heapq
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace, key_group
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Key, Namespace, key_group
 from kvtiers.cli.output import Advance, Output
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
@@ -15,6 +16,7 @@ from kvtiers.tiers.urls import open_place, parse_size
 
 _HEX = re.compile(r"[0-9a-f]{1,32}")
 _AT_ONCE = 1024
+_T = TypeVar("_T")
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -144,11 +146,11 @@ def layout_of(entries: Sequence[Entry] | Mapping[int, int]) -> ChunkLayout:
     return ChunkLayout(groups or (GroupLayout(0, 0, 1),))
 
 
-def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """The same, so many at once: a tier may hold millions."""
-    some: list[Entry] = []
-    for entry in entries:
-        some.append(entry)
+def batched(items: Iterable[_T]) -> Iterator[list[_T]]:
+    """``items`` in lists of at most 1024: a tier may hold millions."""
+    some: list[_T] = []
+    for item in items:
+        some.append(item)
         if len(some) == _AT_ONCE:
             yield some
             some = []
@@ -157,10 +159,25 @@ def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 
 def walked(entries: Iterable[Entry], advance: Advance) -> Iterator[Entry]:
-    """The same; ``advance`` hears of chunks."""
-    for some in runs(entries):
+    """``entries``, whose number is told to ``advance`` as they come."""
+    for some in batched(entries):
         advance(len(some))
         yield from some
+
+
+Pair = tuple[str, Entry]
+"""The id of a namespace, and a chunk in it."""
+
+
+def last_used(pairs: Iterable[Pair], limit: int | None) -> list[Pair]:
+    """The ``limit`` chunks used last, None: all; last used first, and no more in memory at once."""
+
+    def used(pair: Pair) -> tuple[float, Key]:
+        return pair[1].used_at, pair[1].key
+
+    if limit is None:
+        return sorted(pairs, key=used, reverse=True)
+    return heapq.nlargest(limit, pairs, key=used)
 
 
 def about(namespace: Namespace | None) -> str:

@@ -14,6 +14,7 @@ from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.tiers.base import StoreContext
 from kvtiers.tiers.fs import FsOptions, refuse_bound
+from kvtiers.tiers.fs.capacity import key_of
 from kvtiers.tiers.jobs import MAX_SLICE_BYTES
 from kvtiers.tiers.options import parse
 
@@ -102,7 +103,8 @@ def check_bound(
 
     ``share``: the ``capacity_fraction`` that it was made of. Chunks have a page at least.
     """
-    stated = {"capacity_bytes": capacity} if share is None else {"capacity_fraction": share}
+    stated = key_of(share)
+    bound = {stated: capacity if share is None else share}
     groups = (GroupLayout(0, chunk or PAGE_BYTES, 1),)
     context = StoreContext(
         "fs",
@@ -114,7 +116,7 @@ def check_bound(
         lambda keys, reason: None,
     )
     try:
-        refuse_bound(context, parse(FsOptions, {"root_dir": root, "layout": layout, **stated}))
+        refuse_bound(context, parse(FsOptions, {"root_dir": root, "layout": layout, **bound}))
     except ConfigError as e:
         return Check("capacity", Grade.FAIL, size(capacity), str(e))
     if chunk is None:
@@ -122,7 +124,7 @@ def check_bound(
     count = capacity // (chunk + PAGE_BYTES)
     said = f"{size(capacity)}, room for {count} chunks of {size(chunk)}"
     if count < _FEW_CHUNKS:
-        return Check("capacity", Grade.WARN, said, f"raise {next(iter(stated))}")
+        return Check("capacity", Grade.WARN, said, f"raise {stated}")
     return Check("capacity", Grade.OK, said)
 
 

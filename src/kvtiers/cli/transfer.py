@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvtiers.chunks import Key, Namespace, round_up
-from kvtiers.cli.common import layout_of, runs
+from kvtiers.cli.common import batched, layout_of
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.base import ChunkStore, Entry, Item
 from kvtiers.tiers.places import Payload, Place
@@ -23,15 +23,17 @@ class Moved:
     bytes: int = 0
     present: int = 0
     """There already: equal keys have equal bytes."""
+    keys: list[Key] = field(default_factory=list)
+    """Of those written and those there already."""
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Key and why."""
     there: int | None = None
-    """How many were there at the end, of those written and those there already; None: not asked."""
+    """How many of ``keys`` were there at the end; None: not asked."""
 
     @property
     def gone(self) -> int:
         """Those that left again meanwhile, to make room for others."""
-        return 0 if self.there is None else max(0, self.chunks + self.present - self.there)
+        return 0 if self.there is None else len(self.keys) - self.there
 
     @property
     def arrived(self) -> bool:
@@ -82,21 +84,22 @@ def absent(
     place: Place, namespace_id: str, entries: Iterable[Entry], moved: Moved
 ) -> Iterator[Entry]:
     """Those that ``place`` does not hold yet; the others are counted."""
-    for some in runs(entries):
+    for some in batched(entries):
         there = place.find(namespace_id, [e.key for e in some])
         for entry, found in zip(some, there, strict=True):
             if found is None:
                 yield entry
             else:
                 moved.present += 1
+                moved.keys.append(entry.key)
 
 
-def look_again(place: Place, entries: Iterable[Entry], moved: Moved) -> None:
+def look_again(place: Place, moved: Moved) -> None:
     """Count what is there at the end. ``place`` was opened after the last write."""
     moved.there = sum(
         found is not None
-        for some in runs(entries)
-        for found in place.find(moved.namespace, [e.key for e in some])
+        for keys in batched(moved.keys)
+        for found in place.find(moved.namespace, keys)
     )
 
 
@@ -141,6 +144,7 @@ def _flush(store: ChunkStore, batch: Batch, moved: Moved) -> list[Key]:
             moved.chunks += 1
             moved.bytes += item.view.nbytes
             arrived.append(item.key)
+            moved.keys.append(item.key)
         elif error.kind is Kind.FULL:
             raise KVTiersError(
                 f"there is no more room, after {moved.chunks} chunks of namespace "

@@ -119,6 +119,8 @@ class Report:
     """Chunks that would have left, but were promised to an engine or used meanwhile."""
     failed: list[str] = field(default_factory=list)
     """What could not be deleted."""
+    problems: list[str] = field(default_factory=list)
+    """What else went wrong, such as a folder that was not counted; a sentence each."""
 
     @property
     def bytes(self) -> int:

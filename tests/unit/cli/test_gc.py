@@ -6,7 +6,7 @@ import time
 import pytest
 
 from kvtiers.chunks import PAGE_BYTES
-from kvtiers.tiers.fs import maintain
+from kvtiers.tiers.fs import maintain, tree
 from kvtiers.tiers.fs.log.ownership import TEMP
 from kvtiers.tiers.fs.names import leaving
 from kvtiers.tiers.fs.quota import STATE_BYTES
@@ -161,6 +161,27 @@ def test_what_cannot_be_deleted_is_said_and_does_not_keep_the_others(tier, monke
     assert (ran.status, ran.json["failed"]) == (1, 1)
     assert ran.json["warnings"] == [f"{path[len(str(tier.root)) + 1 :]} cannot be deleted"]
     assert left(tier) == [1]
+
+
+@pytest.mark.parametrize("words", [[], ["--max-bytes", "0"], ["--dry-run"]])
+def test_what_may_not_be_listed_is_said(tier, monkeypatch, words):
+    """It is not counted either: what is left is more than it says."""
+    folder, real = tier.root / NAMESPACE.id, os.scandir
+    if tier.layout == "files":
+        folder = tier.file(KEYS[0]).parent
+
+    def scandir(path):
+        if str(path) == str(folder):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(tree.os, "scandir", scandir)
+    ran = kvtiers("gc", tier.url, *words, "--json")
+    assert ran.status == 1
+    assert ran.json["warnings"] == [
+        f"{folder} cannot be listed (Permission denied), so that what it holds neither counts nor "
+        "leaves: call as the user who may list it"
+    ]
 
 
 @only_files

@@ -10,6 +10,7 @@ import pytest
 
 from kvtiers.chunks import PAGE_BYTES, make_key
 from kvtiers.cli.archive import writing
+from kvtiers.cli.commands import migrate
 from kvtiers.hashing import chunk_keys
 from kvtiers.tiers.base import Item
 from tests.unit.cli.cli_kit import (
@@ -386,6 +387,23 @@ def test_an_import_says_how_many_chunks_stayed(tmp_path, layout, target):
     assert ours["there_at_the_end"] == len(target.chunks()) < 200
     roomy = good(kvtiers(*words[:2], f"fs://{tmp_path}/roomy?capacity=16MiB", "--json")).json
     assert [n["there_at_the_end"] for n in roomy["namespaces"]] == [200]
+
+
+@only_files
+def test_one_that_left_again_is_missed_though_one_that_failed_is_there(tier, target, monkeypatch):
+    real = migrate.write_all
+
+    def write_all(*arguments):
+        tier.file(KEYS[1]).unlink()  # an engine took it away
+        real(*arguments)
+        target.forget(KEYS[2])
+        target.fill(KEYS[1:2])  # and brought it here
+
+    monkeypatch.setattr(migrate, "write_all", write_all)
+    ran = kvtiers("migrate", tier.url, target.new, "--namespace", NAMESPACE.id, "--json")
+    assert ran.status == 1
+    (ours,) = ran.json["namespaces"]
+    assert (ours["chunks"], ours["there_at_the_end"], ours["failed"]) == (3, 2, [])
 
 
 def good_but_warned(ran):

@@ -9,16 +9,14 @@ from typing import Any
 from urllib.parse import quote
 
 from kvtiers.cli.checks import (
-    Plan,
+    IntendedTier,
     check_absent,
-    check_limits,
-    check_memory,
     check_place,
-    check_versions,
     settings_of,
 )
 from kvtiers.cli.common import add_common, parse_chunk_bytes
 from kvtiers.cli.diskchecks import TRIAL_BYTES
+from kvtiers.cli.machinechecks import check_limits, check_memory, check_versions
 from kvtiers.cli.output import Output
 from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.config import KVTiersConfig, TierSpec, parse_config
@@ -158,13 +156,13 @@ def _capacity_of(options: Mapping[str, Any], root: str) -> int | None:
 
 
 def _check_tier(tier: _Tier, chunk: int | None, output: Output) -> list[Check]:
-    parsed, plan = parse_url(tier.url), Plan(tier.share, chunk)
+    parsed, intended = parse_url(tier.url), IntendedTier(tier.share, chunk)
     total = None if chunk is None else 4 * TRIAL_BYTES
     try:
         with output.progress(total, "looking" if chunk is None else "trying the disk") as advance:
             if not os.path.lexists(parsed.path):
-                return list(check_absent(parsed, plan, advance))
-            return list(check_place(open_place(tier.url, output.warn), plan, advance))
+                return list(check_absent(parsed, intended, advance))
+            return list(check_place(open_place(tier.url, output.warn), intended, advance))
     except (KVTiersError, OSError) as e:
         if tier.given and isinstance(e, ConfigError):
             raise

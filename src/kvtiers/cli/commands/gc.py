@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Delete; 0 when it is done, 1 if something would not go."""
+    """Delete; 0 when it is done, 1 if something would not go or be counted."""
     max_bytes = older_than_s = None
     if arguments.max_bytes is not None:
         max_bytes = parse_size("--max-bytes", arguments.max_bytes)
@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         trials.remove(dead)
     for name in report.failed:
         output.warn(f"{name} cannot be deleted")
+    for problem in report.problems:
+        output.warn(problem)
     after = report.before_bytes - report.bytes
     document = {
         "url": place.url,
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             output.line(_why_above(report))
 
     output.show(document, human)
-    return 1 if report.failed else 0
+    return 1 if report.failed or report.problems else 0
 
 
 def _besides(report: Report, killed: int) -> list[tuple[str, int]]:

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not arguments.dry_run:
         place = open_place(arguments.url, output.warn, make=True)
         for moved in results:
-            look_again(place, _entries(good, moved.namespace), moved)
+            look_again(place, moved)
     places = {"archive": arguments.archive, "to": place.url}
     say_moved(results, output, places, arguments.dry_run)
     return 0 if not bad and all(moved.arrived for moved in results) else 1

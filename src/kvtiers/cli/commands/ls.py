@@ -1,14 +1,12 @@
 """``kvtiers ls``: namespaces, or the chunks in them."""
 
 import argparse
-import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvtiers.chunks import Key
-from kvtiers.cli.common import about, add_place, chosen, place_of, walked
+from kvtiers.cli.common import Pair, about, add_place, chosen, last_used, place_of, walked
 from kvtiers.cli.output import Advance, Output, Unit, age, size
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
@@ -111,21 +109,6 @@ def _described(each: Found, s: NamespaceSum) -> dict[str, Any]:
     }
 
 
-Pair = tuple[str, Entry]
-"""The id of a namespace, and a chunk in it."""
-
-
-def _last_used(pairs: Iterable[Pair], limit: int | None) -> list[Pair]:
-    """In order, and no more in memory at once than are shown."""
-
-    def used(pair: Pair) -> tuple[float, Key]:
-        return pair[1].used_at, pair[1].key
-
-    if limit is None:
-        return sorted(pairs, key=used, reverse=True)
-    return heapq.nlargest(limit, pairs, key=used)
-
-
 def _show_chunks(place: Place, found: list[Found], limit: int | None, output: Output) -> None:
     """Those used last, ``limit`` of them; None: all."""
     now, count = time.time(), 0
@@ -138,7 +121,7 @@ def _show_chunks(place: Place, found: list[Found], limit: int | None, output: Ou
                 yield each.id, entry
 
     with output.progress(None, "looking", Unit.CHUNKS) as advance:
-        shown = _last_used(pairs(advance), limit)
+        shown = last_used(pairs(advance), limit)
 
     def human() -> None:
         rows = [(n, e.key.hex(), size(e.bytes), age(now - e.used_at)) for n, e in shown]

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not arguments.dry_run:
         target = open_place(arguments.target, output.warn, make=True)
         for moved in results:
-            look_again(target, entries[moved.namespace], moved)
+            look_again(target, moved)
     say_moved(results, output, {"from": source.url, "to": target.url}, arguments.dry_run)
     return 0 if all(moved.arrived for moved in results) else 1
 

@@ -8,11 +8,11 @@ from kvtiers.chunks import PAGE_BYTES, Key, Namespace
 from kvtiers.cli.common import (
     add_dry_run,
     add_place,
+    batched,
     chosen,
     layout_of,
     place_of,
     refuse_owned,
-    runs,
 )
 from kvtiers.cli.output import Advance, Output, size
 from kvtiers.errors import ConfigError, Kind, KVTiersError
@@ -126,7 +126,7 @@ def _read_all(place: Place, found: list[Found], output: Output) -> tuple[_Total,
     total, bad = _Total(), []
     with output.progress(sum(u.bytes for u in stored), "reading") as advance:
         for name in sorted(ids):
-            for some in runs(place.entries(name)):
+            for some in batched(place.entries(name)):
                 bad += _read(place, name, some, total, advance)
     return total, bad
 

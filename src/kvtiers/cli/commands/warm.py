@@ -1,12 +1,11 @@
 """``kvtiers warm``: a hot list, the chunks worth having in host memory from the start."""
 
 import argparse
-import heapq
 import os
 
 from kvtiers.chunks import Key, Namespace
 from kvtiers.cli import prefix
-from kvtiers.cli.common import add_place, chosen, place_of, walked, whole
+from kvtiers.cli.common import add_place, chosen, last_used, place_of, walked, whole
 from kvtiers.cli.output import Advance, Output, Unit, size
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
@@ -86,7 +85,7 @@ def _recent(
     place: Place, names: list[str], count: int, advance: Advance
 ) -> list[tuple[str, list[Entry]]]:
     everything = ((name, entry) for name in names for entry in walked(place.entries(name), advance))
-    last = heapq.nlargest(count, everything, key=lambda pair: (pair[1].used_at, pair[1].key))
+    last = last_used(everything, count)
     return [(name, [e for n, e in last if n == name]) for name in names]
 
 

@@ -6,11 +6,10 @@ from typing import Literal
 
 from kvtiers.tiers.base import ChunkStore, StoreContext
 from kvtiers.tiers.fs import folders
-from kvtiers.tiers.fs.capacity import check_bytes, check_stated, resolve
+from kvtiers.tiers.fs.capacity import bound_of_files, check_stated
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
-from kvtiers.tiers.fs.log.opening import refuse_too_little
-from kvtiers.tiers.fs.log.ownership import LOCK_BYTES, other_bytes
+from kvtiers.tiers.fs.log.opening import bound_of_log
 from kvtiers.tiers.options import RunnerOptions, require
 
 
@@ -82,15 +81,8 @@ def refuse_bound(context: StoreContext, options: FsOptions) -> None:
     if options.eviction == "external":
         return
     root = folders.path_of(options.root_dir)
-    bound = resolve(context, root, options.capacity_bytes, options.capacity_fraction)
-    if options.layout == "files":
-        check_bytes(context, options.capacity_bytes)
-        return
-    stated = "capacity_fraction" if options.capacity_bytes is None else "capacity_bytes"
-    others = len(context.namespace.manifest().encode()) + LOCK_BYTES
-    if os.path.isdir(root):
-        others = max(others, other_bytes(root))
-    refuse_too_little(stated, bound, others, context.layout.slot_bytes)
+    bound_of = bound_of_files if options.layout == "files" else bound_of_log
+    bound_of(context, root, options.capacity_bytes, options.capacity_fraction)
 
 
 def build(context: StoreContext, options: FsOptions) -> ChunkStore:

@@ -43,14 +43,24 @@ def check_stated(
         )
 
 
+def key_of(capacity_fraction: float | None) -> str:
+    """The option that states the bound, where one does."""
+    return "capacity_bytes" if capacity_fraction is None else "capacity_fraction"
+
+
 def least(context: StoreContext) -> int:
     """The smallest capacity that holds one chunk, and what kvtiers needs beside it."""
     manifest = len(context.namespace.manifest().encode())
     return context.layout.slot_bytes + PAGE_BYTES + manifest + STATE_BYTES + RESERVED_BYTES
 
 
-def check_bytes(context: StoreContext, capacity_bytes: int | None) -> None:
-    """Raise ConfigError for a number of bytes that holds no chunk."""
+def bound_of_files(
+    context: StoreContext, root: str, capacity_bytes: int | None, capacity_fraction: float | None
+) -> int:
+    """The bound in bytes of a root of layout ``files``, which need not be there yet.
+
+    Raises ConfigError, naming the option, if it holds no chunk or is more than there is.
+    """
     if capacity_bytes is not None:
         require(
             capacity_bytes >= least(context),
@@ -58,6 +68,7 @@ def check_bytes(context: StoreContext, capacity_bytes: int | None) -> None:
             f"is {capacity_bytes}, less than one chunk with header, manifest and quota file: give "
             f"at least {least(context)}",
         )
+    return resolve(context, root, capacity_bytes, capacity_fraction)
 
 
 def resolve(

@@ -24,8 +24,8 @@ class Complaints:
         self.open: dict[str, KVTiersError] = {}
         """By operation, what was said and has not passed."""
 
-    def failed(self, operation: str, error: KVTiersError) -> None:
-        """An operation on one chunk failed; the metrics count each, the log says the first."""
+    def failed(self, operation: str, error: KVTiersError, costs: str = "hits") -> None:
+        """An operation failed, on one chunk or one segment; only the first is said."""
         if error.kind not in _OF_THE_MEDIUM or operation in self.open:
             return
         what, now = (operation, error.kind), self._clock()
@@ -35,14 +35,15 @@ class Complaints:
             self._quiet_until[what] = now + _AGAIN_S
             self.open[operation] = error
         _log.warning(
-            "%s: %s fails, which costs hits and nothing else; said once until it works: %s",
+            "%s: %s fails, which costs %s and nothing else; said once until it works: %s",
             self._place,
             operation,
+            costs,
             error,
         )
 
     def worked(self, operation: str) -> None:
-        """An operation on one chunk did what it should."""
+        """An operation did what it should."""
         if operation in self.open:
             with self._lock:
                 passed = self.open.pop(operation, None)

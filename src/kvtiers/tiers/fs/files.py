@@ -49,7 +49,6 @@ class FilesStore:
         fsync: bool = False,
     ) -> None:
         capacity.check_stated(eviction, capacity_bytes, capacity_fraction)
-        capacity.check_bytes(context, capacity_bytes)
         self._owns = eviction == "own"
         self.capabilities = Capabilities(persistent=True, shared=True, delete=self._owns)
         self._context = context
@@ -57,9 +56,9 @@ class FilesStore:
         self._root = folders.path_of(root_dir)
         bound = None
         if self._owns:
-            bound = capacity.resolve(context, self._root, capacity_bytes, capacity_fraction)
+            bound = capacity.bound_of_files(context, self._root, capacity_bytes, capacity_fraction)
         folders.open_root(self._root)
-        folders.refuse_other_layout(self._root, "files")
+        folders.settle_on_layout(self._root, "files")
         self._folder = os.path.join(self._root, self._id)
         self._io = DirectFiles(direct_io, fsync)
         self._recency = Recency(self._path, context.clock)

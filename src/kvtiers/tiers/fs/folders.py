@@ -5,7 +5,6 @@ Raises ConfigError about ``root_dir``; OSError is left to the caller to word.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import quote
 
 from kvtiers.chunks import Namespace
-from kvtiers.tiers.fs import names
+from kvtiers.tiers.fs import locks, names
 from kvtiers.tiers.options import bad_option
 
 FOLDER_MODE = 0o700
@@ -23,10 +22,6 @@ FILE_MODE = 0o600
 
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
 """A file system without this call, or a folder above the root that may be passed but not read."""
-_CANNOT_LOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EINVAL)
-"""A file system without locks, or without those of a folder (NFS)."""
-_PATIENCE_S = 10.0
-_PAUSE_S = 0.01
 _MAX_MANIFEST = 1 << 20
 _HARMLESS = re.compile(r"\..*|lost\+found|.*_[0-9a-f]{12}(_r[0-9]+)?")
 """May lie beside ours: hidden things and the folders of vLLM's own fs tier."""
@@ -109,15 +104,21 @@ def open_root(root: str) -> None:
         )
 
 
-def refuse_other_layout(root: str, wanted: str) -> None:
-    """Raise ConfigError if ``root`` has, or had, an owner of another layout than ``wanted``.
+def settle_on_layout(
+    root: str,
+    wanted: str,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Bind ``root`` to layout ``wanted``: a first trace of it is left, whoever sees to the bound.
 
-    Each layout counts its own bytes and nobody else's, so that one root can hold one of them. What
-    counts are an owner's traces, not chunks: one that lives may have stored none yet. A root
-    without any gets one of ``wanted`` in the same turn, so that of two first owners one is refused.
+    Raises ConfigError if ``root`` has, or had, an owner of another layout. Each layout counts its
+    own bytes and nobody else's, so that one root can hold one of them. What counts are an owner's
+    traces, not chunks: one that lives may have stored none yet. The first trace is left in the turn
+    that finds none, so that of two first owners one is refused.
     """
     try:
-        with _alone_at(root):
+        with _alone_at(root, clock, sleep):
             found = [layout for layout, lies_at in _TRACES.items() if lies_at(root)]
             if not found:
                 _FIRST_TRACES[wanted](root)
@@ -141,33 +142,21 @@ def refuse_other_layout(root: str, wanted: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone_at(root: str) -> Iterator[None]:
+def _alone_at(
+    root: str, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> Iterator[None]:
     """Nobody else settles on a layout for ``root`` meanwhile, where folders can be locked."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _lock(fd, root)
+        try:
+            locks.lock(fd, root, "another engine has been starting there", clock, sleep)
+        except OSError as e:
+            if e.errno not in locks.NO_FOLDER_LOCKS:
+                raise
         yield
     finally:
-        with contextlib.suppress(OSError):  # a process forked meanwhile has the descriptor too
-            fcntl.flock(fd, fcntl.LOCK_UN)
+        locks.unlock(fd)
         os.close(fd)
-
-
-def _lock(fd: int, root: str) -> None:
-    until = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                why = f"another engine has been starting there for {_PATIENCE_S:g} s"
-                raise TimeoutError(errno.ETIMEDOUT, why, root) from None
-        except OSError as e:
-            if e.errno not in _CANNOT_LOCK:
-                raise
-            return
-        time.sleep(_PAUSE_S)
 
 
 def _has_files(root: str) -> bool:

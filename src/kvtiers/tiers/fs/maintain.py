@@ -114,7 +114,8 @@ class _Pass:
         now = self.wall_clock()
         found = [c for folder in self._candidates() for c in folder]
         free = sorted(c for c in found if not stamps.in_use(c.stamp, now))
-        used = tree.measure(self.root, self.namespaces if self.narrowed else None).bytes
+        namespaces = self.namespaces if self.narrowed else None
+        used = tree.measure_for(self.report, self.root, namespaces)
         gone = self.report.bytes
         used -= gone if self.dry_run else 0
         self.report.before_bytes = used + gone

@@ -1,12 +1,10 @@
 """The quota file of a root: one small file, changed under a lock by whoever writes there.
 
-The lock is flock on the file itself; the kernel lets go however a process dies. It is held for
-arithmetic and for one bounded portion of deletes, never for a walk.
+The lock is that of the file itself. It is held for arithmetic and for one bounded portion of
+deletes, never for a walk.
 """
 
 import contextlib
-import errno
-import fcntl
 import os
 import threading
 import time
@@ -14,23 +12,15 @@ from collections.abc import Callable, Iterator
 
 from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.folders import FILE_MODE
+from kvtiers.tiers.fs.locks import lock, unlock
 from kvtiers.tiers.fs.quota import Quota, from_bytes
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_BYTES = 1 << 20
-_PATIENCE_S = 10.0
-_SHORTEST_S, _LONGEST_S = 0.0002, 0.01
-"""Between two tries. A turn takes 50 us, or some ms while files leave."""
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""How a file system says that it has no locks."""
 
 
 class QuotaFile:
-    """The account of ``root``. Any thread, any process. Methods raise OSError.
-
-    They wait for the lock, but not for ever: a process that is stopped or hangs in a dead mount
-    with the lock in its hands must not stop the others too.
-    """
+    """The account of ``root``. Any thread, any process. Methods raise OSError; see ``locks``."""
 
     def __init__(
         self,
@@ -57,8 +47,7 @@ class QuotaFile:
                 yield quota
                 _write(fd, quota, before)
             finally:
-                with contextlib.suppress(OSError):
-                    fcntl.flock(fd, fcntl.LOCK_UN)
+                unlock(fd)
 
     def _locked_file(self) -> int:
         while True:
@@ -66,24 +55,11 @@ class QuotaFile:
                 self._fd = os.open(self.path, _FLAGS, FILE_MODE)
                 with contextlib.suppress(OSError):  # whatever the umask
                     os.fchmod(self._fd, FILE_MODE)
-            self._lock(self._fd)
+            lock(self._fd, self.path, "another process has held it", self._clock, self._sleep)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
                     return self._fd
             self._close()  # somebody took it away: the next one is the account
-
-    def _lock(self, fd: int) -> None:
-        until, pause = self._clock() + _PATIENCE_S, _SHORTEST_S
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if self._clock() >= until:
-                    why = f"another process has held it for {_PATIENCE_S:g} s"
-                    raise TimeoutError(errno.ETIMEDOUT, why, self.path) from None
-            self._sleep(pause)
-            pause = min(2 * pause, _LONGEST_S)
 
     def peek(self) -> Quota:
         """The account as it was a moment ago, without waiting; to be read only."""

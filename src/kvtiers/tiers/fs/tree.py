@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kvtiers.tiers.fs import names
+from kvtiers.tiers.places import Report
 
 
 class Candidate(NamedTuple):
@@ -31,8 +32,8 @@ class Measure(NamedTuple):
 def measure(root: str, namespaces: Iterable[str] | None = None) -> Measure:
     """Bytes of all files of ours under ``root``, or in some namespaces.
 
-    Raises OSError rather than leave out a folder because of a moment's trouble. One that may not
-    be listed is left out, and said if it is ours: it may stay so, and others have to go on.
+    Folders that may not be listed are left out; if one is ours, ``unlisted`` says which. Other
+    errors are raised.
 
     A file that is renamed meanwhile may be counted twice and is never missed: they go from
     ``tmp`` to the chunks and from the chunks to ``quarantine``, and are visited in that order.
@@ -51,6 +52,17 @@ def measure(root: str, namespaces: Iterable[str] | None = None) -> Measure:
     return Measure(total, unlisted[0] if unlisted else None)
 
 
+def measure_for(report: Report, root: str, namespaces: Iterable[str] | None = None) -> int:
+    """The bytes that ``measure`` finds; a folder that it leaves out is said in ``report``."""
+    found = measure(root, namespaces)
+    if found.unlisted is not None:
+        report.problems.append(
+            f"{found.unlisted.filename} cannot be listed ({found.unlisted.strerror}), so that what "
+            "it holds neither counts nor leaves: call as the user who may list it"
+        )
+    return found.bytes
+
+
 def _note(unlisted: list[OSError], error: OSError) -> None:
     """Raise ``error`` unless it says: gone meanwhile, no folder, or not for us to see."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
@@ -60,7 +72,7 @@ def _note(unlisted: list[OSError], error: OSError) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    """Whether a folder is there that no other user has: one that may not be looked at counts."""
+    """Whether ``path`` is a folder of this user; True if that cannot be told."""
     try:
         info = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -11,10 +11,10 @@ from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.fs import folders, names
 from kvtiers.tiers.fs.account import Account
 from kvtiers.tiers.fs.direct import DirectFiles
+from kvtiers.tiers.fs.locks import NO_LOCKS
 from kvtiers.tiers.fs.quota import RESERVED_BYTES
 from kvtiers.tiers.fs.room import Room, Unbounded
 from kvtiers.tiers.fs.scratch import Scratch, sweep
-from kvtiers.tiers.fs.shared import NO_LOCKS
 from kvtiers.tiers.options import bad_option
 
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -1,7 +1,6 @@
 """What the parts of a log share: index, segments, files, and the one way to add to them."""
 
 import errno
-import logging
 import os
 import threading
 from collections import deque
@@ -17,7 +16,7 @@ from kvtiers.tiers.fs.log.index import Deletion, LogIndex
 from kvtiers.tiers.fs.log.pool import Pool, Run, Segment, State
 from kvtiers.tiers.fs.log.segment import SegmentFiles, is_lost, padded
 
-_log = logging.getLogger("kvtiers")
+_TABLE = "writing a table"
 
 
 class LogCore:
@@ -80,6 +79,12 @@ class LogCore:
         if first is not None:
             self._deleted_meanwhile.update(d for d in gone if d[1] > first)
 
+    def some_deleted(self) -> list[Deletion]:
+        """Take as many of ``deletions`` as one run holds."""
+        with self.lock:
+            count = min(len(self.deletions), fmt.MAX_ROWS)
+            return [self.deletions.popleft() for _ in range(count)]
+
     def append(
         self,
         segment: Segment,
@@ -141,10 +146,12 @@ class LogCore:
             self.deletions.clear()
             return self.index.clear()
 
-    def failed(self, operation: str, number: int, error: OSError) -> KVTiersError:
+    def failed(
+        self, operation: str, number: int, error: OSError, costs: str = "hits"
+    ) -> KVTiersError:
         """``error`` of the disk in our family; the first of its kind is said."""
         failure = mapped(operation, self.files.path(number), error)
-        self.complaints.failed(operation, failure)
+        self.complaints.failed(operation, failure, costs)
         return failure
 
     def _vouched_for(self, rows: Sequence[Row], bodies: Sequence[memoryview]) -> list[Row]:
@@ -183,6 +190,15 @@ class LogCore:
         if last:
             self.seal(segment)
 
+    def seal_active(self) -> None:
+        """Nothing more is appended, and nobody writes: the last segment gets its table."""
+        with self.lock:
+            active, self.pool.active = self.pool.active, None
+            if active is not None:
+                active.fill()
+        if active is not None:
+            self.seal(active)
+
     def seal(self, segment: Segment) -> None:
         """Nobody writes to it any more: its table makes it quick to read in again.
 
@@ -190,8 +206,9 @@ class LogCore:
         """
         try:
             self.write_table(segment, segment.rows)
+            self.complaints.worked(_TABLE)
         except OSError as e:
-            _log.warning("%s: no table: %s", self.files.path(segment.number), e.strerror)
+            self.failed(_TABLE, segment.number, e, "time when it is opened")
         finally:  # whatever happened, nobody but its eviction has business with it now
             with self.lock:
                 segment.sealed()

@@ -93,8 +93,8 @@ def _pass(
         for looked in everything
         if aim.namespace is None or (looked[2] and looked[2].namespace_id == aim.namespace)
     ]
-    used = sum(nbytes for _, nbytes, _ in found) + _bytes_beside(root, aim.namespace)
     report = Report()
+    used = sum(nbytes for _, nbytes, _ in found) + _bytes_beside(root, aim.namespace, report)
     if aim.namespace is None:
         _remove_temporary(files, dry_run, report)
     report.before_bytes = used + report.bytes
@@ -115,11 +115,11 @@ def _pass(
     return report
 
 
-def _bytes_beside(root: str, namespace: str | None) -> int:
+def _bytes_beside(root: str, namespace: str | None, report: Report) -> int:
     """Of manifests, and of the lock unless it is about one namespace: a capacity counts them."""
     if namespace is not None:
-        return tree.measure(root, [namespace]).bytes
-    total = tree.measure(root, names.namespaces(root)).bytes
+        return tree.measure_for(report, root, [namespace])
+    total = tree.measure_for(report, root, names.namespaces(root))
     with suppress(FileNotFoundError):
         total += os.lstat(os.path.join(root, names.LOG, LOCK)).st_size
     return total

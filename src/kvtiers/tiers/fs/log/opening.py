@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.errors import KVTiersError
 from kvtiers.tiers.base import StoreContext
+from kvtiers.tiers.fs.capacity import key_of, resolve
+from kvtiers.tiers.fs.folders import unusable
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log import recovery
+from kvtiers.tiers.fs.log import ownership, recovery
 from kvtiers.tiers.fs.log.core import LogCore
 from kvtiers.tiers.fs.log.format import Header, Row
 from kvtiers.tiers.fs.log.pool import Pool, Segment
@@ -39,8 +41,23 @@ def least_segment_bytes(chunk_bytes: int) -> int:
     return min(least, fmt.MAX_SEGMENT_PAGES * PAGE_BYTES)
 
 
-def refuse_too_little(stated: str, capacity_bytes: int, others: int, chunk_bytes: int) -> None:
-    """Raise ConfigError, naming the option that was stated, for less than a log needs."""
+def bound_of_log(
+    context: StoreContext, root: str, capacity_bytes: int | None, capacity_fraction: float | None
+) -> int:
+    """The bound in bytes of a root of layout ``log``, which need not be there yet.
+
+    Raises ConfigError, naming the option, if a log needs more or the disk has less.
+    """
+    bound = resolve(context, root, capacity_bytes, capacity_fraction)
+    try:
+        others = ownership.other_bytes(root, context.namespace)
+    except OSError as e:
+        raise unusable(root, e) from e
+    _refuse_too_little(key_of(capacity_fraction), bound, others, context.layout.slot_bytes)
+    return bound
+
+
+def _refuse_too_little(stated: str, capacity_bytes: int, others: int, chunk_bytes: int) -> None:
     largest = Pool(0, fmt.MAX_SEGMENT_PAGES * PAGE_BYTES).largest
     require(
         chunk_bytes <= largest,

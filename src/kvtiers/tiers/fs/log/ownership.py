@@ -148,10 +148,10 @@ def open_namespace(root: str, namespace: Namespace) -> None:
     folders.open_manifest(folder, namespace, lambda: temp)
 
 
-def other_bytes(root: str) -> int:
-    """Bytes of ours under ``root`` that are no segments: the manifests."""
-    total = LOCK_BYTES
-    for namespace in names.namespaces(root):
+def other_bytes(root: str, ours: Namespace) -> int:
+    """Bytes of ours under ``root`` that are no segments, once the manifest of ``ours`` is there."""
+    sizes = {ours.id: len(ours.manifest().encode())}
+    for namespace in names.namespaces(root) if os.path.isdir(root) else ():
         with contextlib.suppress(OSError):
-            total += os.stat(os.path.join(root, namespace, names.MANIFEST)).st_size
-    return total
+            sizes[namespace] = os.stat(os.path.join(root, namespace, names.MANIFEST)).st_size
+    return LOCK_BYTES + sum(sizes.values())

@@ -97,6 +97,27 @@ def _near(before: Location, at: Location, first: Location, count: int) -> bool:
     )
 
 
+def forget_lost(
+    core: LogCore,
+    items: Sequence[Item],
+    found: Sequence[Location | None],
+    results: Sequence[KVTiersError | None],
+) -> list[tuple[Key, KVTiersError]]:
+    """Forget, for good, what ``read_items`` found gone or damaged; what of it is to be reported."""
+    lost = []
+    for item, at, error in zip(items, found, results, strict=True):
+        if error is None or error.kind not in (Kind.VANISHED, Kind.CORRUPT):
+            continue
+        with core.lock:
+            known = [] if at is None else core.index.drop_at(item.key, at)
+            core.forget(known)
+        went_with_all = at is not None and core.lost  # which was said
+        unsaid = not went_with_all if error.kind is Kind.VANISHED else bool(known)
+        if unsaid:
+            lost.append((item.key, error))
+    return lost
+
+
 def _vanished(key: Key) -> KVTiersError:
     return KVTiersError(f"the chunk {key.hex()} is gone", kind=Kind.VANISHED, operation="read")
 

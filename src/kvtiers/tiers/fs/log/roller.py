@@ -5,25 +5,21 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
 
 from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.fs.log import format as fmt
+from kvtiers.tiers.fs.log import survivors
 from kvtiers.tiers.fs.log.core import LogCore, mapped
 from kvtiers.tiers.fs.log.format import Header
-from kvtiers.tiers.fs.log.index import Location
 from kvtiers.tiers.fs.log.pool import Run, Segment, State
-from kvtiers.tiers.fs.log.reading import runs
-from kvtiers.tiers.fs.log.segment import is_lost, pages
+from kvtiers.tiers.fs.log.segment import is_lost
 
 _log = logging.getLogger("kvtiers")
 
 _MAX_TOUCHED = 100_000
 _TOUCH_PORTION = 8192
-_SURVIVORS = 0.25
-"""The part of a segment that may be written again when it leaves: the rest is room."""
 _NO_GROWTH_S = 30.0
 """After the disk was full, its own segments are used again for so long before it is asked."""
 
@@ -31,9 +27,7 @@ _NO_GROWTH_S = 30.0
 class Roller:
     """Finds room for every write, by making it where there is none. Any thread.
 
-    What leaves, leaves by the segment, the oldest first; chunks of it that were used are written
-    again, into at most a quarter of a segment (the second chance of CLOCK,
-    Corbato 1968, by the segment).
+    What leaves, leaves by the segment, the oldest first; of what was used see ``survivors``.
     """
 
     def __init__(self, core: LogCore) -> None:
@@ -240,7 +234,7 @@ class Roller:
         core = self._core
         if survive:
             self.note_uses()
-            self._write_again(victim)
+            survivors.write_again(core, victim)
         self._erase(victim)
         with core.lock:
             victim.leave()
@@ -303,42 +297,3 @@ class Roller:
         except OSError as e:
             if not is_lost(e):
                 raise
-
-    def _write_again(self, victim: Segment) -> None:
-        """Copy used chunks of ``victim`` to the active segment, as long as it has room."""
-        room = int(fmt.pages_of(victim.nbytes) * _SURVIVORS)
-        with self._core.lock:
-            used = set(self._core.index.used_in(victim.number, victim.keys))  # keys may recur
-        for run in runs(sorted(used)):
-            sizes = accumulate(at.pages for at, _ in run)
-            part = [chunk for chunk, size in zip(run, sizes, strict=True) if size <= room]
-            room -= sum(at.pages for at, _ in part)
-            if not part or not self._copy(victim, part):
-                break
-
-    def _copy(self, victim: Segment, run: Sequence[tuple[Location, Key]]) -> bool:
-        """Whether there was room for all. Damaged chunks are left behind."""
-        core, first, last = self._core, run[0][0], run[-1][0]
-        try:
-            buffer = pages(last.page + last.pages - first.page)
-            if not core.files.read(victim.number, first.page, [buffer]):
-                return True
-        except OSError:
-            return True
-        sound: list[tuple[Key, memoryview]] = []
-        for at, key in run:
-            start = (at.page - first.page) * PAGE_BYTES
-            payload = buffer[start : start + at.pages * PAGE_BYTES]
-            if fmt.checksum(core.namespace, key, payload) == at.checksum:
-                sound.append((key, payload))
-        whole: Sequence[tuple[Key, memoryview]] = sound
-        while whole:
-            whole, found = core.find_room_for_copies(whole)
-            if found is None:
-                return not whole
-            segment, written = found
-            part, whole = whole[: len(written.rows)], whole[len(written.rows) :]
-            payloads = [payload for _, payload in part]
-            if core.append(segment, written, payloads, moved=True) is not None:
-                return False
-        return True

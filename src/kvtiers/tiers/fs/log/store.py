@@ -5,34 +5,30 @@ Many chunks are written and read by one vectored call, and where each lies is in
 """
 
 import contextlib
-import errno
 import logging
-import os
 import threading
 from collections.abc import Iterator, Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.errors import Kind, KVTiersError, Retry, closed
+from kvtiers.errors import Kind, KVTiersError, closed
 from kvtiers.events import Reason
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext, Usage
 from kvtiers.tiers.fs import folders
-from kvtiers.tiers.fs.capacity import resolve
 from kvtiers.tiers.fs.direct import DirectIO
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import ownership
 from kvtiers.tiers.fs.log.core import LogCore
-from kvtiers.tiers.fs.log.index import Deletion, Location
-from kvtiers.tiers.fs.log.opening import open_log, refuse_too_little
-from kvtiers.tiers.fs.log.reading import read_items
+from kvtiers.tiers.fs.log.opening import bound_of_log, open_log
+from kvtiers.tiers.fs.log.reading import forget_lost, read_items
+from kvtiers.tiers.fs.log.removed import Renewal, removed
 from kvtiers.tiers.fs.log.roller import Roller
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
 
-_START_OVER_S = 30.0
-"""Between two tries to begin a log anew that somebody removed."""
+_REASONS = {Kind.VANISHED: Reason.VANISHED, Kind.CORRUPT: Reason.CORRUPT}
 
 
 class LogStore:
@@ -55,20 +51,14 @@ class LogStore:
     ) -> None:
         self._context = context
         self._root = folders.path_of(root_dir)
-        self._capacity = resolve(context, self._root, capacity_bytes, capacity_fraction)
-        self._stated = "capacity_fraction" if capacity_bytes is None else "capacity_bytes"
+        self._capacity = bound_of_log(context, self._root, capacity_bytes, capacity_fraction)
         self._direct_io, self._fsync = direct_io, fsync
-        others = len(context.namespace.manifest().encode()) + ownership.LOCK_BYTES
-        refuse_too_little(self._stated, self._capacity, others, context.layout.slot_bytes)
         self._said_damaged = self._closed = False
         self._gate = threading.Lock()
         """Guards ``_writers`` and ``_closed``; never held during I/O."""
         self._writers = 0
         """Calls that may write to the disk: the last one out gives up the folder."""
-        self._not_ours: KVTiersError | None = None
-        """Why the folder that somebody removed could not be begun anew."""
-        self._start_over_at = 0.0
-        self._device = os.stat(folders.nearest_folder(self._root)).st_dev
+        self._renewal = Renewal(self._root, self._start, context.clock)
         self._start()
 
     # -- opening and closing --------------------------------------------------------------------
@@ -76,7 +66,7 @@ class LogStore:
     def _start(self) -> None:
         """Own the folder, and take in what is there. Raises ConfigError."""
         folders.open_root(self._root)
-        folders.refuse_other_layout(self._root, "log")
+        folders.settle_on_layout(self._root, "log")
         try:
             owned = ownership.Ownership(self._root)
         except OSError as e:
@@ -96,8 +86,7 @@ class LogStore:
     def _open(self, folder: str) -> tuple[LogCore, Roller]:
         ownership.open_namespace(self._root, self._context.namespace)
         files = SegmentFiles(folder, self._direct_io, self._fsync)
-        others = ownership.other_bytes(self._root)
-        refuse_too_little(self._stated, self._capacity, others, self._context.layout.slot_bytes)
+        others = ownership.other_bytes(self._root, self._context.namespace)
         opened = open_log(self._context, files, self._capacity - others)
         if self._direct_io == "on" and not files.direct:
             raise bad_option("direct_io", f'is "on", but {self._root} refuses it: use "auto"')
@@ -136,13 +125,7 @@ class LogStore:
     def _finish(self) -> None:
         with contextlib.suppress(KVTiersError):
             self._flush_deletions()
-        core = self._core
-        with core.lock:
-            active, core.pool.active = core.pool.active, None
-            if active is not None:
-                active.fill()
-        if active is not None:
-            core.seal(active)
+        self._core.seal_active()
 
     # -- a folder that somebody removed ---------------------------------------------------------
 
@@ -159,42 +142,18 @@ class LogStore:
         return True
 
     def _see_to_folder(self) -> KVTiersError | None:
-        """Within ``_writing``: begin the log anew if it was removed; why there is none.
+        """Begin a new log if the folder is gone. Returns the error if that failed.
 
-        Not beside another call that writes: it would go on in the new folder as in the old one.
+        Refused while other writes run, which would go on in the new folder. Within ``_writing``.
         """
         if not self._is_lost(self._core):
             return None
         with self._gate:
             alone = self._writers == 1
         if not alone:
-            return self._gone("and writes are under way")
-        now = self._context.clock()
-        if self._not_ours is None or now >= self._start_over_at:
-            self._not_ours = self._start_over()
-            self._start_over_at = now + _START_OVER_S
-        return self._not_ours
-
-    def _start_over(self) -> KVTiersError | None:
+            return removed(self._root, "and writes are under way")
         self._ownership.close()
-        try:
-            if os.stat(folders.nearest_folder(self._root)).st_dev != self._device:
-                raise OSError(errno.EXDEV, "another file system is in its place")
-            self._start()
-        except (KVTiersError, OSError) as e:
-            failure = self._gone(f"and cannot be begun anew: {e}")
-            self._core.complaints.failed("write", failure)
-            return failure
-        _log.warning("%s was removed under this engine: the log is begun anew", self._root)
-        return None
-
-    def _gone(self, why: str) -> KVTiersError:
-        return KVTiersError(
-            f"{self._root} was removed under this engine, {why}",
-            kind=Kind.IO,
-            retry=Retry.MAY,
-            operation="write",
-        )
+        return self._renewal.begin(self._core.complaints)
 
     # -- the contract ---------------------------------------------------------------------------
 
@@ -248,7 +207,7 @@ class LogStore:
                     core.pool.segments[number].end_read()
         if any(results):
             self._is_lost(core)
-            self._report_losses(core, items, found, results)
+            self._report(forget_lost(core, items, found, results))
         self.touch([i.key for i, error in zip(items, results, strict=True) if error is None])
         return results
 
@@ -257,7 +216,7 @@ class LogStore:
         with self._writing("delete"):
             lost = self._see_to_folder()
             if lost is not None:
-                raise lost
+                raise lost.with_traceback(None)
             with self._core.lock:
                 self._core.forget(self._core.index.drop(dict.fromkeys(keys)))
             self._flush_deletions()
@@ -265,9 +224,10 @@ class LogStore:
     def scan(self) -> Iterator[Entry]:
         """What is in the index; used when its segment was begun."""
         self._refuse_if_closed("scan")
-        with self._core.lock:
-            began = {s.number: s.created_at for s in self._core.pool.segments.values()}
-            items = self._core.index.items()
+        core = self._core
+        with core.lock:
+            began = {s.number: s.created_at for s in core.pool.segments.values()}
+            items = core.index.items()
         return (Entry(k, at.pages * PAGE_BYTES, began.get(at.segment, 0.0)) for k, at in items)
 
     def touch(self, keys: Sequence[Key]) -> None:
@@ -286,7 +246,7 @@ class LogStore:
 
     def _flush_deletions(self) -> None:
         """Write down that chunks are gone, so that they do not come back when it is opened."""
-        while gone := self._some_deleted():
+        while gone := self._core.some_deleted():
             try:
                 segment, run = self._roller.make_room([(key, 0) for key, _ in gone])
                 part, gone = gone[: len(run.rows)], gone[len(run.rows) :]
@@ -298,34 +258,14 @@ class LogStore:
                 with self._core.lock:
                     self._core.deletions.extendleft(reversed(gone))
 
-    def _some_deleted(self) -> list[Deletion]:
-        with self._core.lock:
-            deletions = self._core.deletions
-            return [deletions.popleft() for _ in range(min(len(deletions), fmt.MAX_ROWS))]
-
-    def _report_losses(
-        self,
-        core: LogCore,
-        items: Sequence[Item],
-        found: Sequence[Location | None],
-        results: Sequence[KVTiersError | None],
-    ) -> None:
-        """What is gone or damaged is forgotten, for good, and said."""
-        gone: dict[Reason, list[Key]] = {Reason.VANISHED: [], Reason.CORRUPT: []}
-        for item, at, error in zip(items, found, results, strict=True):
-            if error is None or error.kind not in (Kind.VANISHED, Kind.CORRUPT):
-                continue
-            with core.lock:
-                known = [] if at is None else core.index.drop_at(item.key, at)
-                core.forget(known)
-            if error.kind is Kind.VANISHED and (at is None or not core.lost):  # else it was said
-                gone[Reason.VANISHED].append(item.key)
-            elif known:
-                gone[Reason.CORRUPT].append(item.key)
-                self._say_damaged(str(error))
-        for reason, keys in gone.items():
+    def _report(self, lost: Sequence[tuple[Key, KVTiersError]]) -> None:
+        for kind, reason in _REASONS.items():
+            keys = [key for key, error in lost if error.kind is kind]
             if keys:
                 self._context.on_removed(keys, reason)
+        for _, error in lost:
+            if error.kind is Kind.CORRUPT:
+                self._say_damaged(str(error))
 
     def _say_damaged(self, problem: str) -> None:
         """Once: a disk that goes bad has many of them, and the metrics count each."""
@@ -345,8 +285,9 @@ class LogStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of all segments, whatever is in them."""
-        with self._core.lock:
-            return self._core.pool.used_bytes
+        core = self._core
+        with core.lock:
+            return core.pool.used_bytes
 
     def usage(self) -> Usage:
         """With what lies beside the segments."""

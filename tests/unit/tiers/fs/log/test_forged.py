@@ -10,7 +10,7 @@ from kvtiers.chunks import PAGE_BYTES
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
 from kvtiers.tiers.fs.log import format as fmt
-from kvtiers.tiers.fs.log import roller
+from kvtiers.tiers.fs.log import survivors
 from kvtiers.tiers.fs.log.format import Header
 from kvtiers.tiers.fs.log.index import MAX_CHUNK_PAGES
 from kvtiers.tiers.fs.log.pool import Pool
@@ -78,7 +78,7 @@ def test_a_moment_without_memory_costs_survivors_and_no_segment(log, monkeypatch
         raise OSError(12, "Cannot allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(roller, "pages", nothing)
+        patch.setattr(survivors, "pages", nothing)
         write(store, *MANY[8:])
     for n in MANY:
         write(store, 1000 + n)

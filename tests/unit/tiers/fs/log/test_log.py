@@ -4,9 +4,9 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
 import threading
-from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -16,15 +16,34 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
-from kvtiers.tiers.fs import folders
+from kvtiers.tiers.fs import folders, locks
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.opening import segment_bytes_for
+from kvtiers.tiers.fs.log.pool import State
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.fs.names import QUOTA
 from kvtiers.tiers.urls import open_place
-from tests.unit.tiers.fs.log.log_kit import CAPACITY, SEGMENT, SEGMENTS, held, kill, read, write
-from tests.unit.tiers.tier_kit import CHUNK, NAMESPACE, context, filled, key, page_aligned, payload
+from tests.unit.tiers.fs.log.log_kit import (
+    CAPACITY,
+    SEGMENT,
+    SEGMENTS,
+    Log,
+    held,
+    kill,
+    read,
+    write,
+)
+from tests.unit.tiers.tier_kit import (
+    CHUNK,
+    NAMESPACE,
+    ManualClock,
+    context,
+    filled,
+    key,
+    page_aligned,
+    payload,
+)
 
 OTHER = Namespace({"model": "other", "format": 1})
 
@@ -69,7 +88,10 @@ def test_a_segment_is_begun_by_nobody_while_its_file_is_made(log, monkeypatch):
         assert reached.wait(20)
         rest = [Item(key(n), filled(n)) for n in range(1, 9)]  # more than go into one segment
         second = lanes.submit(store.write, rest)
-        futures.wait([second], 0.2)  # were it to begin that segment, it would have failed by now
+        pool = store._core.pool
+        with store._core.lock:
+            made = pool.segments[max(pool.segments)]
+            assert (made.state, pool.free()) == (State.TAKEN, None)
         go_on.set()
         results = [*first.result(), *second.result()]
     assert results == [None] * 9
@@ -400,7 +422,7 @@ def test_of_two_first_owners_with_different_layouts_one_is_refused(log, first, m
 
     def look_while_the_other_comes(root):
         monkeypatch.undo()
-        monkeypatch.setattr(folders, "_PATIENCE_S", 0)
+        monkeypatch.setattr(locks, "PATIENCE_S", 0)
         with pytest.raises(ConfigError, match="another engine has been starting there"):
             opened[second]()
         return False
@@ -412,6 +434,29 @@ def test_of_two_first_owners_with_different_layouts_one_is_refused(log, first, m
         opened[second]()
     assert store.write([Item(key(1), filled(1))]) == [None]
     store.close()
+
+
+def test_who_settles_on_a_layout_waits_for_who_is_at_it_but_not_for_ever(log):
+    log.root.mkdir(parents=True, exist_ok=True)
+    other, clock, waits = os.open(log.root, os.O_RDONLY), ManualClock(), []
+    fcntl.flock(other, fcntl.LOCK_EX)
+
+    def sleep(seconds):
+        waits.append(seconds)
+        clock.advance(seconds)
+
+    with pytest.raises(ConfigError, match=r"another engine has been starting there for 10 s"):
+        folders.settle_on_layout(str(log.root), "log", clock, sleep)
+    assert sum(waits) == pytest.approx(10, abs=0.1)
+    assert list(log.root.iterdir()) == []
+
+    def let_go(seconds):
+        fcntl.flock(other, fcntl.LOCK_UN)
+
+    fcntl.flock(other, fcntl.LOCK_EX)
+    folders.settle_on_layout(str(log.root), "log", clock, let_go)
+    assert [p.name for p in log.root.iterdir()] == ["log"]
+    os.close(other)
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EBADF])
@@ -458,6 +503,22 @@ def test_too_little_capacity_is_refused_with_what_would_do(log):
     store = log.open(capacity_bytes=needed)
     fill(store, segments=6)
     store.check()
+
+
+def test_a_log_that_is_refused_for_its_bound_leaves_no_trace(log):
+    """What counts beside its segments is known before it settles there."""
+    manifest = log.root / OTHER.id / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(OTHER.manifest())
+    with pytest.raises(ConfigError, match="capacity_bytes gives the log") as refused:
+        log.open(capacity_bytes=4 * SEGMENT)
+    needed = int(re.search(r"give at least (\d+) bytes", str(refused.value))[1])
+    with pytest.raises(ConfigError):
+        log.open(capacity_bytes=needed - 1)
+    assert [p.name for p in log.root.iterdir()] == [OTHER.id]
+    files_at(log).close()
+    shutil.copytree(manifest.parent, log.root.with_name("new") / OTHER.id)
+    Log(log.root.with_name("new")).open(capacity_bytes=needed).close()
 
 
 def test_too_little_of_the_disk_is_refused_by_the_option_that_was_given(log):
@@ -731,6 +792,25 @@ def test_a_log_that_cannot_be_made_smaller_is_not_opened_and_evicts_no_more_for_
             log.open()
     log.removed.clear()
     assert len(held(log.open(capacity_bytes=2 * CAPACITY), ns)) >= len(ns) // 2
+
+
+def test_tables_that_cannot_be_written_are_said_once_until_they_can(log, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="kvtiers")
+    store = log.open()
+
+    def broken(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._core, "write_table", broken)
+        there = fill(store, segments=4)
+        log.clock.advance(61)
+        there += fill(store, first=len(there), segments=4)
+    (said,) = caplog.messages
+    assert "writing a table fails, which costs time when it is opened and nothing else" in said
+    fill(store, first=len(there))
+    assert caplog.messages == [said, f"{log.root}/log: writing a table works again"]
+    store.check()
 
 
 def test_the_folder_is_given_up_whatever_goes_wrong(log, monkeypatch):

@@ -120,6 +120,41 @@ def test_a_place_that_another_owner_took_is_left_alone_until_he_ends(
     opened.check()
 
 
+def test_one_error_that_is_raised_often_keeps_no_frames(log: Log) -> None:
+    opened = log.open()
+    shutil.rmtree(log.root)
+    other = Log(log.root).open()
+    lengths = set()
+    for _ in range(3):
+        with pytest.raises(KVTiersError, match="was removed") as refusal:
+            opened.delete([key(1)])
+        lengths.add(len(refusal.traceback))
+    assert len(lengths) == 1
+    other.close()
+
+
+@pytest.mark.parametrize("look", [lambda s: list(s.scan()), lambda s: s.used_bytes])
+def test_one_look_is_at_one_log_though_it_is_begun_anew_meanwhile(
+    log: Log, look: Callable[[LogStore], Any]
+) -> None:
+    opened = log.open()
+    write(opened, *NS)
+    expected, old = look(opened), opened._core
+    empty = Log(log.root.with_name("other")).open()
+
+    class BegunAnew:
+        def __enter__(self) -> None:
+            opened._core = empty._core
+
+        def __exit__(self, *_: Any) -> None:
+            pass
+
+    lock, old.lock = old.lock, BegunAnew()  # type: ignore[assignment]
+    assert look(opened) == expected
+    old.lock, opened._core = lock, old
+    empty.close()
+
+
 def test_a_store_that_lost_its_place_is_closed_without_a_trace(log: Log) -> None:
     opened = log.open()
     write(opened, 1)
@@ -151,10 +186,10 @@ def test_it_is_not_begun_anew_on_another_file_system(log: Log) -> None:
     """A disk that was unmounted shows the folder below, on a disk that is not meant."""
     opened = log.open()
     shutil.rmtree(log.root)
-    opened._device += 1
+    opened._renewal._device += 1
     assert "another file system is in its place" in str(refused(opened))
     assert not log.root.exists()
-    opened._device -= 1
+    opened._renewal._device -= 1
     log.clock.advance(31)
     write(opened, 1)
 
