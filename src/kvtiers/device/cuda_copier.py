@@ -101,8 +101,9 @@ class CudaCopier:
 
     def wait(self, job_ids: Collection[int]) -> None:
         """Block until none of these jobs is unfinished."""
-        for job in [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]:
-            self._settle(job, wait=True)
+        for job_id in job_ids:
+            if job_id in self._jobs:  # not ended meanwhile: ids may come twice
+                self._settle(self._jobs[job_id], wait=True)
 
     def close(self) -> None:
         """Finish all jobs, for the device has them all; let go of all memory."""

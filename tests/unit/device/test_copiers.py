@@ -13,7 +13,7 @@ from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.cuda_copier import CudaCopier
 from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, GroupGeometry
 from kvtiers.device.streams import HostDevice
-from tests.unit.device.device_kv import Model, copy_now, paddings_of, pages_of, tensors_of
+from tests.unit.device.device_kv import Model, copier, copy_now, paddings_of, pages_of, tensors_of
 from tests.unit.device.device_plans import (
     BLOCKS,
     OLD,
@@ -117,3 +117,15 @@ def test_chunks_of_unequal_size_lie_side_by_side_and_leave_each_other_alone(make
     assert (pages_of(fresh)[1] == pages[1]).all(), "both groups keep blocks in this tensor"
     assert (pages_of(fresh)[0, : 2 * per_chunk] == pages[0, : 2 * per_chunk]).all()
     assert (pages_of(fresh)[0, 2 * per_chunk :] == 7).all()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_wait_takes_an_id_twice_and_ids_it_does_not_know(make):
+    model = Model("hnd", heads=2, layers=3, blocks_per_chunk=1)
+    geometry = model.geometry(1, 0)
+    tensors = tensors_of(model.pages(model.logical(BLOCKS), 1, 0))
+    with copier(tensors, fresh_region(geometry), geometry, make) as made:
+        made.wait([7])
+        made.submit(1, Direction.STORE, CopyPlan((ChunkCopy(0, 0, ((0, 1),)),)))
+        made.wait([1, 7, 1])
+        assert [(o.job_id, o.ok) for o in made.poll()] == [(1, True)]
