@@ -27,7 +27,11 @@ from kvtiers.device.streams import Device, Event
 from kvtiers.device.tables import RunTables, moves_of, tables_of
 
 PORTION_BYTES = 16 << 20
-"""Of device memory that a copy uses for a moment."""
+"""Of device memory that a copy takes at once.
+
+torch's allocator keeps what one copy took for the next one on the same stream: so about this much
+stays taken for each direction, from its first copy on.
+"""
 
 _Upload = Callable[[Sequence[tuple[int, ...]]], torch.Tensor]
 
@@ -69,11 +73,11 @@ class CudaCopier:
         host = device.map_host(region_buffer)
         try:
             self._groups = tables_of(tensors, host, geometry)
+            self._streams = {direction: device.stream() for direction in Direction}
         except BaseException:
             device.unmap_host()
             raise
         self._sizes = [group.sizes for group in self._groups]
-        self._streams = {direction: device.stream() for direction in Direction}
         self._jobs: dict[int, _Job] = {}
         self._outcomes: list[CopyOutcome] = []
         self._done = 0
