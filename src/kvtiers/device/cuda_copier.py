@@ -23,8 +23,10 @@ from kvtiers.device.copier import (
     submitted_twice,
 )
 from kvtiers.device.geometry import CopyPlan, Geometry
+from kvtiers.device.sides import Sides, cut_layers, cut_tails, sizes_of
 from kvtiers.device.streams import Device, Event
-from kvtiers.device.tables import RunTables, moves_of, tables_of
+from kvtiers.device.tables import WordCutter
+from kvtiers.device.work import work_of
 
 PORTION_BYTES = 16 << 20
 """Of device memory that a copy takes at once.
@@ -72,12 +74,14 @@ class CudaCopier:
         self._portion_bytes = portion_bytes
         host = device.map_host(region_buffer)
         try:
-            self._groups = tables_of(tensors, host, geometry)
+            cutter, size = WordCutter(host), region_buffer.nbytes
+            self._layers = cut_layers(tensors, geometry, size, cutter)
+            self._tails = cut_tails(geometry, size, cutter)
             self._streams = {direction: device.stream() for direction in Direction}
         except BaseException:
             device.unmap_host()
             raise
-        self._sizes = [group.sizes for group in self._groups]
+        self._sizes = sizes_of(tensors, region_buffer.nbytes, geometry)
         self._jobs: dict[int, _Job] = {}
         self._outcomes: list[CopyOutcome] = []
         self._done = 0
@@ -113,7 +117,8 @@ class CudaCopier:
         """Finish all jobs, for the device has them all; let go of all memory."""
         self._closed = True
         self.wait(list(self._jobs))
-        self._groups.clear()
+        self._layers.clear()
+        self._tails.clear()
         self._device.unmap_host()
 
     def check(self) -> None:
@@ -146,24 +151,20 @@ class CudaCopier:
     def _run(self, plan: CopyPlan, direction: Direction) -> int:
         """Submit the work of one job; how many bytes it moves."""
         upload = _uploads(self._device)
-        if direction is Direction.STORE:
-            self._zero_tails(plan, upload)
         moved = 0
-        for layers, places, zeroed in moves_of(plan, direction, self._groups, self._geometry):
-            count = max(1, self._portion_bytes // layers.block_bytes)
-            for run in layers.runs:
-                if zeroed:
-                    _zero(run.host, upload(zeroed))
-                for start in range(0, len(places), count):
-                    _copy(run, upload(places)[:, start : start + count], direction)
-            moved += len(places) * layers.block_bytes
+        for group in work_of(plan, direction, self._geometry):
+            if group.tails:
+                _zero(self._tails[group.group], upload(group.tails))
+            for layers in self._layers[group.group]:
+                places, zeroed = group.by_turn[layers.turn]
+                count = max(1, self._portion_bytes // layers.block_bytes)
+                for run in layers.runs:
+                    if zeroed:
+                        _zero(run.host, upload(zeroed))
+                    for start in range(0, len(places), count):
+                        _copy(run, upload(places)[:, start : start + count], direction)
+                moved += len(places) * layers.block_bytes
         return moved
-
-    def _zero_tails(self, plan: CopyPlan, upload: _Upload) -> None:
-        for group, tables in enumerate(self._groups):
-            slots = [(chunk.slot,) for chunk in plan.chunks if chunk.group == group]
-            if slots and tables.tail is not None:
-                _zero(tables.tail, upload(slots))
 
     def _settle(self, job: _Job, *, wait: bool) -> None:
         try:
@@ -205,7 +206,7 @@ def _touches(plan: CopyPlan) -> frozenset[tuple[int, int]]:
     return frozenset([*slots, *blocks])
 
 
-def _copy(run: RunTables, table: torch.Tensor, direction: Direction) -> None:
+def _copy(run: Sides[torch.Tensor], table: torch.Tensor, direction: Direction) -> None:
     """``table``: (slots, sub-blocks, blocks), one column per block."""
     slots, subs, blocks = table
     if direction is Direction.STORE:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kvtiers.device import cpu
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, plan_copies
@@ -144,15 +145,15 @@ def test_an_error_of_the_memory_itself_is_an_outcome(tensors, tmp_path):
 def test_an_error_on_any_of_its_threads_fails_the_job_when_all_have_let_go(
     tensors, region, monkeypatch
 ):
-    copy, others = CpuCopier._copy_group, []
+    move, others = cpu.move, []
 
-    def fail(copier, patterns, group, job):
-        if threading.current_thread().name != "kvtiers-copier" and job.id == 1:
+    def fail(layers, chosen, direction):
+        if threading.current_thread().name != "kvtiers-copier" and len(others) < 2:
             others.append(threading.current_thread().name)
             raise OSError("told to fail")
-        return copy(copier, patterns, group, job)
+        return move(layers, chosen, direction)
 
-    monkeypatch.setattr(CpuCopier, "_copy_group", fail)
+    monkeypatch.setattr(cpu, "move", fail)
     with copier(tensors, region, MODEL.geometry(1, 0), threads=3) as made:
         made.submit(1, Direction.STORE, plan_of((0, 1)))
         made.submit(2, Direction.STORE, plan_of((1, 3)))

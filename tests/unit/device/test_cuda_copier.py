@@ -294,5 +294,5 @@ def test_groups_that_vllms_worker_cannot_make(region, device):
 
 def test_a_copier_needs_no_more_than_words_of_eight_bytes_where_all_is_aligned(tensors, region):
     with copier(tensors, region, GEOMETRY, CudaCopier, device=HostDevice()) as made:
-        (layers,) = made._groups[0].layers
+        ((layers,),) = made._layers
         assert [run.host.dtype for run in layers.runs] == [torch.int64]
