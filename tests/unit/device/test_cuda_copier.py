@@ -9,8 +9,8 @@ import torch
 from kvtiers.device.copier import Direction
 from kvtiers.device.cuda_copier import CudaCopier
 from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, plan_copies
-from kvtiers.device.streams import HostDevice
 from kvtiers.errors import Kind, KVTiersError
+from kvtiers.testing.host_device import HostDevice
 from tests.unit.device.device_kv import Model, copier, copy_now, pages_of, tensors_of
 from tests.unit.device.device_plans import BLOCKS, OLD, SLOTS, fresh_region
 
