@@ -36,6 +36,42 @@ class CopyOutcome:
     error: str | None = None
 
 
+class Outcomes:
+    """How the jobs of one copier ended, until somebody asks. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._new: list[CopyOutcome] = []
+        self._done = 0
+        self._failed = 0
+
+    def add(self, outcome: CopyOutcome) -> None:
+        """A job has ended."""
+        self._new.append(outcome)
+        self._done += outcome.ok
+        self._failed += not outcome.ok
+
+    def take(self) -> list[CopyOutcome]:
+        """Those since the last call, in order."""
+        taken, self._new = self._new, []
+        return taken
+
+    def describe(self, copier: object, *, is_closed: bool, unfinished: int) -> str:
+        """The copier's ``repr``."""
+        state = "closed" if is_closed else "open"
+        return (
+            f"<{type(copier).__name__} {state}: {unfinished} unfinished, {self._done} done, "
+            f"{self._failed} failed>"
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant, if any."""
+        ended = self._done + self._failed
+        assert len(self._new) <= ended, f"{len(self._new)} outcomes of {ended} jobs are left"
+
+    def __repr__(self) -> str:
+        return f"<Outcomes: {self._done} done, {self._failed} failed, {len(self._new)} not taken>"
+
+
 class Copier(Protocol):
     """Moves blocks between device tensors and slots of the host region, in order of submission.
 

@@ -18,6 +18,7 @@ import numpy as np
 from kvtiers.device.copier import (
     CopyOutcome,
     Direction,
+    Outcomes,
     closed,
     failure,
     refuse_outside,
@@ -79,9 +80,7 @@ class CpuCopier:
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
         self._unfinished: set[int] = set()
-        self._outcomes: list[CopyOutcome] = []
-        self._done = 0
-        self._failed = 0
+        self._outcomes = Outcomes()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kvtiers-copier", daemon=True)
         self._thread.start()
@@ -100,8 +99,7 @@ class CpuCopier:
     def poll(self) -> list[CopyOutcome]:
         """Jobs that ended since the last call."""
         with self._changed:
-            outcomes, self._outcomes = self._outcomes, []
-        return outcomes
+            return self._outcomes.take()
 
     def wait(self, job_ids: Collection[int]) -> None:
         """Block until none of these jobs is unfinished."""
@@ -124,6 +122,7 @@ class CpuCopier:
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
         with self._changed:
+            self._outcomes.check()
             waiting = {job.id for job in self._waiting}
             assert len(waiting) == len(self._waiting), "a job waits twice"
             assert waiting <= self._unfinished, "a waiting job counts as finished"
@@ -131,10 +130,8 @@ class CpuCopier:
             assert not (self._closing and waiting), "a job waits for a closed copier"
 
     def __repr__(self) -> str:
-        state = "closed" if self._closing else "open"
-        return (
-            f"<CpuCopier {state}: {len(self._unfinished)} unfinished, {self._done} done, "
-            f"{self._failed} failed>"
+        return self._outcomes.describe(
+            self, is_closed=self._closing, unfinished=len(self._unfinished)
         )
 
     def _work(self) -> None:
@@ -151,9 +148,7 @@ class CpuCopier:
 
     def _finish(self, outcome: CopyOutcome) -> None:
         self._unfinished.discard(outcome.job_id)
-        self._outcomes.append(outcome)
-        self._done += outcome.ok
-        self._failed += not outcome.ok
+        self._outcomes.add(outcome)
         self._changed.notify_all()
 
     def _run(self, job: _Job) -> CopyOutcome:

@@ -16,6 +16,7 @@ import torch
 from kvtiers.device.copier import (
     CopyOutcome,
     Direction,
+    Outcomes,
     closed,
     failure,
     refuse_outside,
@@ -83,9 +84,7 @@ class CudaCopier:
             raise
         self._sizes = sizes_of(tensors, region_buffer.nbytes, geometry)
         self._jobs: dict[int, _Job] = {}
-        self._outcomes: list[CopyOutcome] = []
-        self._done = 0
-        self._failed = 0
+        self._outcomes = Outcomes()
         self._closed = False
 
     def submit(self, job_id: int, direction: Direction, plan: CopyPlan) -> None:
@@ -98,14 +97,13 @@ class CudaCopier:
             refuse_outside(plan, self._sizes)
             self._jobs[job_id] = self._begin(job_id, direction, plan)
         except Exception as e:  # whatever it was: a failed copy is a miss, the engine goes on
-            self._report(failure(job_id, e))
+            self._outcomes.add(failure(job_id, e))
 
     def poll(self) -> list[CopyOutcome]:
         """Jobs that ended since the last call."""
         for job in list(self._jobs.values()):
             self._settle(job, wait=False)
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
+        return self._outcomes.take()
 
     def wait(self, job_ids: Collection[int]) -> None:
         """Block until none of these jobs is unfinished."""
@@ -123,15 +121,12 @@ class CudaCopier:
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
+        self._outcomes.check()
         assert all(job.id == key for key, job in self._jobs.items()), "a job is under another's id"
         assert not (self._closed and self._jobs), "a closed copier has unfinished jobs"
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
-        return (
-            f"<CudaCopier {state}: {len(self._jobs)} unfinished, {self._done} done, "
-            f"{self._failed} failed>"
-        )
+        return self._outcomes.describe(self, is_closed=self._closed, unfinished=len(self._jobs))
 
     def _begin(self, job_id: int, direction: Direction, plan: CopyPlan) -> _Job:
         stream, touches = self._streams[direction], _touches(plan)
@@ -177,14 +172,9 @@ class CudaCopier:
             error, seconds = e, 0.0
         del self._jobs[job.id]
         if error is not None:
-            self._report(failure(job.id, error, seconds))
+            self._outcomes.add(failure(job.id, error, seconds))
         else:
-            self._report(CopyOutcome(job.id, True, job.bytes, seconds))
-
-    def _report(self, outcome: CopyOutcome) -> None:
-        self._outcomes.append(outcome)
-        self._done += outcome.ok
-        self._failed += not outcome.ok
+            self._outcomes.add(CopyOutcome(job.id, True, job.bytes, seconds))
 
 
 def _uploads(device: Device) -> _Upload:
