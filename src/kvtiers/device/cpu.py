@@ -66,8 +66,8 @@ class CpuCopier:
         refuse_unfit(tensors, geometry, "cpu")
         self._geometry = geometry
         self._clock = clock
-        self._sizes = sizes_of(tensors, region_buffer.nbytes, geometry)
         size, cutter = region_buffer.nbytes, NumpyCutter(np.frombuffer(region_buffer, np.uint8))
+        self._sizes = sizes_of(tensors, size, geometry)
         self._shares = [
             cut_layers(tensors, geometry, size, cutter, chosen)
             for chosen in _divided(geometry, threads)

@@ -73,16 +73,17 @@ class CudaCopier:
         self._geometry = geometry
         self._device = device
         self._portion_bytes = portion_bytes
+        size = region_buffer.nbytes
+        self._sizes = sizes_of(tensors, size, geometry)
         host = device.map_host(region_buffer)
         try:
-            cutter, size = WordCutter(host), region_buffer.nbytes
+            cutter = WordCutter(host)
             self._layers = cut_layers(tensors, geometry, size, cutter)
             self._tails = cut_tails(geometry, size, cutter)
             self._streams = {direction: device.stream() for direction in Direction}
         except BaseException:
             device.unmap_host()
             raise
-        self._sizes = sizes_of(tensors, region_buffer.nbytes, geometry)
         self._jobs: dict[int, _Job] = {}
         self._outcomes = Outcomes()
         self._closed = False
@@ -107,8 +108,8 @@ class CudaCopier:
 
     def wait(self, job_ids: Collection[int]) -> None:
         """Block until none of these jobs is unfinished."""
-        for job_id in job_ids:
-            if job_id in self._jobs:  # not ended meanwhile: ids may come twice
+        for job_id in dict.fromkeys(job_ids):
+            if job_id in self._jobs:
                 self._settle(self._jobs[job_id], wait=True)
 
     def close(self) -> None:
