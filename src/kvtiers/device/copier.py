@@ -109,13 +109,19 @@ def refuse_outside(plan: CopyPlan, sizes: Sequence[tuple[int, int]]) -> None:
     ``sizes`` are, by group, how many slots and device blocks there are. Nobody else asks: layers
     share one storage, where a block beyond the last one is another layer's.
     """
+    refuse_slots_outside(plan, [num_slots for num_slots, _ in sizes])
     for chunk in plan.chunks:
-        num_slots, num_blocks = sizes[chunk.group]
-        if not 0 <= chunk.slot < num_slots:
-            raise IndexError(f"slot {chunk.slot} of {num_slots}")
+        num_blocks = sizes[chunk.group][1]
         for _, block in chunk.blocks:
             if not 0 <= block < num_blocks:
                 raise IndexError(f"device block {block} of {num_blocks}")
+
+
+def refuse_slots_outside(plan: CopyPlan, num_slots: Sequence[int]) -> None:
+    """Raise IndexError for a slot that is not there; ``num_slots`` are by group."""
+    for chunk in plan.chunks:
+        if not 0 <= chunk.slot < num_slots[chunk.group]:
+            raise IndexError(f"slot {chunk.slot} of {num_slots[chunk.group]}")
 
 
 def refuse_unfit(tensors: Sequence["torch.Tensor"], geometry: Geometry, device: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvtiers.device.copier import Direction
+from kvtiers.device.copier import Direction, refuse_slots_outside
 from kvtiers.device.geometry import CopyPlan, Geometry
 from kvtiers.device.sides import cut_tails, host_side, num_slots
 from kvtiers.device.views import Bytes, NumpyCutter, zero
@@ -117,7 +117,11 @@ class RegionForVllm:
         return ((slot * self._row_stride, self._row_stride) for slot in range(self.num_chunks))
 
     def zero_unwritten(self, plan: CopyPlan) -> None:
-        """Zero what a store of ``plan`` leaves unwritten; call it before the store is submitted."""
+        """Zero what a store of ``plan`` leaves unwritten; call it before the store is submitted.
+
+        Raises IndexError for a slot that is not there.
+        """
+        refuse_slots_outside(plan, [self.num_chunks] * len(self._pages))
         for group in work_of(plan, Direction.STORE, self._geometry):
             for turn, view in self._pages[group.group]:
                 zero(view, group.by_turn[turn].zeroed)

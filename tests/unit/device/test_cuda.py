@@ -116,6 +116,15 @@ def test_what_a_store_leaves_out_is_zeroed_before_it(buffer):
     assert set(buffer[: GEOMETRY.slot_bytes]) == {0xEE}
 
 
+@pytest.mark.parametrize("slot", [-1, SLOTS])
+def test_a_slot_that_is_not_there_is_refused_and_nothing_zeroed(buffer, slot):
+    buffer[:] = b"\xee" * len(buffer)
+    region = RegionForVllm(buffer, GEOMETRY, print)
+    with pytest.raises(IndexError, match=f"slot {slot} of {SLOTS}"):
+        region.zero_unwritten(CopyPlan((ChunkCopy(0, slot, ((0, 5),), (1,)),)))
+    assert set(buffer) == {0xEE}
+
+
 def test_cleanup_unpins_and_lets_the_memory_be_unmapped():
     memory = mmap.mmap(-1, SLOTS * GEOMETRY.slot_bytes)
     view = memoryview(memory)
