@@ -191,7 +191,8 @@ def _rank(pages: Pages, rank: int, blocks: int, name: str) -> Iterator[Callable[
 def _serve(pages: Pages, rank: int, blocks: int, name: str, start: Any, answers: Any) -> None:
     """In a process of its own: store once whenever all have come to ``start``."""
     with _rank(pages, rank, blocks, name) as store:
-        while start.wait() >= 0:
+        while True:
+            start.wait()
             answers.send(store())
             if not answers.recv():
                 return

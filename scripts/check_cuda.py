@@ -38,8 +38,9 @@ from kvtiers.device.geometry import (
     opaque_page,
     plan_copies,
 )
-from kvtiers.device.streams import CudaDevice, Device, HostDevice
+from kvtiers.device.streams import CudaDevice, Device
 from kvtiers.host.region import Region
+from kvtiers.testing.host_device import HostDevice
 
 BLOCKS, SLOTS = 24, 8
 OLD = 0x6E

@@ -15,6 +15,7 @@ import torch
 import kvtiers
 from kvtiers.chunks import Lookup
 from kvtiers.demo.progress import Progress
+from kvtiers.device.copier import CopyOutcome, Outcomes
 from kvtiers.device.cuda_copier import CudaCopier
 from kvtiers.device.streams import CudaDevice
 from kvtiers.engines.vllm.manager import VllmManager
@@ -231,6 +232,7 @@ def test_pinned_memory_is_mapped():
 def test_a_closed_copier_has_no_unfinished_jobs():
     copier = CudaCopier.__new__(CudaCopier)
     copier._jobs, copier._closed = {1: SimpleNamespace(id=1)}, False
+    copier._outcomes = Outcomes()
     copier.check()
     copier._closed = True
     with broken("a closed copier has unfinished jobs"):
@@ -238,6 +240,16 @@ def test_a_closed_copier_has_no_unfinished_jobs():
     copier._jobs[2] = copier._jobs.pop(1)
     with broken("under another's id"):
         copier.check()
+
+
+def test_no_more_outcomes_are_left_than_jobs_ended():
+    outcomes = Outcomes()
+    outcomes.add(CopyOutcome(1, True, 0, 0.0))
+    outcomes.check()
+    assert repr(outcomes) == "<Outcomes: 1 done, 0 failed, 1 not taken>"
+    outcomes._done -= 1
+    with broken("1 outcomes of 0 jobs are left"):
+        outcomes.check()
 
 
 def test_no_more_is_touched_than_there_is():

@@ -36,6 +36,42 @@ class CopyOutcome:
     error: str | None = None
 
 
+class Outcomes:
+    """How the jobs of one copier ended, until somebody asks. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._new: list[CopyOutcome] = []
+        self._done = 0
+        self._failed = 0
+
+    def add(self, outcome: CopyOutcome) -> None:
+        """A job has ended."""
+        self._new.append(outcome)
+        self._done += outcome.ok
+        self._failed += not outcome.ok
+
+    def take(self) -> list[CopyOutcome]:
+        """Those since the last call, in order."""
+        taken, self._new = self._new, []
+        return taken
+
+    def describe(self, copier: object, *, is_closed: bool, unfinished: int) -> str:
+        """The copier's ``repr``."""
+        state = "closed" if is_closed else "open"
+        return (
+            f"<{type(copier).__name__} {state}: {unfinished} unfinished, {self._done} done, "
+            f"{self._failed} failed>"
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant, if any."""
+        ended = self._done + self._failed
+        assert len(self._new) <= ended, f"{len(self._new)} outcomes of {ended} jobs are left"
+
+    def __repr__(self) -> str:
+        return f"<Outcomes: {self._done} done, {self._failed} failed, {len(self._new)} not taken>"
+
+
 class Copier(Protocol):
     """Moves blocks between device tensors and slots of the host region, in order of submission.
 
@@ -73,13 +109,19 @@ def refuse_outside(plan: CopyPlan, sizes: Sequence[tuple[int, int]]) -> None:
     ``sizes`` are, by group, how many slots and device blocks there are. Nobody else asks: layers
     share one storage, where a block beyond the last one is another layer's.
     """
+    refuse_slots_outside(plan, [num_slots for num_slots, _ in sizes])
     for chunk in plan.chunks:
-        num_slots, num_blocks = sizes[chunk.group]
-        if not 0 <= chunk.slot < num_slots:
-            raise IndexError(f"slot {chunk.slot} of {num_slots}")
+        num_blocks = sizes[chunk.group][1]
         for _, block in chunk.blocks:
             if not 0 <= block < num_blocks:
                 raise IndexError(f"device block {block} of {num_blocks}")
+
+
+def refuse_slots_outside(plan: CopyPlan, num_slots: Sequence[int]) -> None:
+    """Raise IndexError for a slot that is not there; ``num_slots`` are by group."""
+    for chunk in plan.chunks:
+        if not 0 <= chunk.slot < num_slots[chunk.group]:
+            raise IndexError(f"slot {chunk.slot} of {num_slots[chunk.group]}")
 
 
 def refuse_unfit(tensors: Sequence["torch.Tensor"], geometry: Geometry, device: str) -> None:

@@ -8,7 +8,7 @@ are viewed once, by place, so that one block costs one pair of indices.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ import numpy as np
 from kvtiers.device.copier import (
     CopyOutcome,
     Direction,
+    Outcomes,
     closed,
     failure,
     refuse_outside,
@@ -26,8 +27,10 @@ from kvtiers.device.copier import (
 )
 from kvtiers.device.cores import use_allowed_cores
 from kvtiers.device.geometry import CopyPlan, Geometry
-from kvtiers.device.strided import Bytes, own_places, places_of, zero_unwritten
-from kvtiers.device.views import Pattern, divided, indices, move
+from kvtiers.device.sides import LayerSides, cut_layers, cut_tails, sizes_of
+from kvtiers.device.strided import balanced_ranges
+from kvtiers.device.views import Bytes, NumpyCutter, indices, move, zero
+from kvtiers.device.work import GroupWork, work_of
 
 if TYPE_CHECKING:
     import torch
@@ -63,12 +66,13 @@ class CpuCopier:
         refuse_unfit(tensors, geometry, "cpu")
         self._geometry = geometry
         self._clock = clock
-        self._host: Bytes = np.frombuffer(region_buffer, dtype=np.uint8)
-        self._shares = divided(tensors, self._host, geometry, threads)
-        self._sizes = [
-            _sizes(p for share in self._shares for p in share[group.group])
-            for group in geometry.groups
+        size, cutter = region_buffer.nbytes, NumpyCutter(np.frombuffer(region_buffer, np.uint8))
+        self._sizes = sizes_of(tensors, size, geometry)
+        self._shares = [
+            cut_layers(tensors, geometry, size, cutter, chosen)
+            for chosen in _divided(geometry, threads)
         ]
+        self._tails = cut_tails(geometry, size, cutter)
         self._prepare = prepare
         self._pool = ThreadPoolExecutor(
             max(1, threads - 1), thread_name_prefix="kvtiers-copier", initializer=prepare
@@ -76,9 +80,7 @@ class CpuCopier:
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
         self._unfinished: set[int] = set()
-        self._outcomes: list[CopyOutcome] = []
-        self._done = 0
-        self._failed = 0
+        self._outcomes = Outcomes()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kvtiers-copier", daemon=True)
         self._thread.start()
@@ -97,8 +99,7 @@ class CpuCopier:
     def poll(self) -> list[CopyOutcome]:
         """Jobs that ended since the last call."""
         with self._changed:
-            outcomes, self._outcomes = self._outcomes, []
-        return outcomes
+            return self._outcomes.take()
 
     def wait(self, job_ids: Collection[int]) -> None:
         """Block until none of these jobs is unfinished."""
@@ -116,11 +117,12 @@ class CpuCopier:
         self._thread.join()
         self._pool.shutdown()
         self._shares = []
-        self._host = np.empty(0, np.uint8)
+        self._tails = []
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
         with self._changed:
+            self._outcomes.check()
             waiting = {job.id for job in self._waiting}
             assert len(waiting) == len(self._waiting), "a job waits twice"
             assert waiting <= self._unfinished, "a waiting job counts as finished"
@@ -128,10 +130,8 @@ class CpuCopier:
             assert not (self._closing and waiting), "a job waits for a closed copier"
 
     def __repr__(self) -> str:
-        state = "closed" if self._closing else "open"
-        return (
-            f"<CpuCopier {state}: {len(self._unfinished)} unfinished, {self._done} done, "
-            f"{self._failed} failed>"
+        return self._outcomes.describe(
+            self, is_closed=self._closing, unfinished=len(self._unfinished)
         )
 
     def _work(self) -> None:
@@ -148,17 +148,13 @@ class CpuCopier:
 
     def _finish(self, outcome: CopyOutcome) -> None:
         self._unfinished.discard(outcome.job_id)
-        self._outcomes.append(outcome)
-        self._done += outcome.ok
-        self._failed += not outcome.ok
+        self._outcomes.add(outcome)
         self._changed.notify_all()
 
     def _run(self, job: _Job) -> CopyOutcome:
         begin = self._clock()
         try:
             refuse_outside(job.plan, self._sizes)
-            if job.direction is Direction.STORE:
-                zero_unwritten(self._host, self._geometry, job.plan)
             moved = self._move(job)
         except Exception as e:  # whatever it was: a failed copy is a miss, the engine goes on
             seconds = self._clock() - begin
@@ -167,30 +163,38 @@ class CpuCopier:
 
     def _move(self, job: _Job) -> int:
         """Bytes moved; no thread touches any more when this returns or raises."""
-        others = [self._pool.submit(self._copy_share, share, job) for share in self._shares[1:]]
+        work = work_of(job.plan, job.direction, self._geometry)
+        others = [
+            self._pool.submit(_copy_share, share, work, job.direction) for share in self._shares[1:]
+        ]
         try:
-            moved = self._copy_share(self._shares[0], job)
+            for group in work:
+                zero(self._tails[group.group], group.tails)
+            moved = _copy_share(self._shares[0], work, job.direction)
         finally:
             wait(others)
         return moved + sum(other.result() for other in others)
 
-    def _copy_share(self, share: Sequence[Sequence[Pattern]], job: _Job) -> int:
-        groups = {chunk.group for chunk in job.plan.chunks}
-        return sum(self._copy_group(share[group], group, job) for group in groups)
 
-    def _copy_group(self, patterns: Sequence[Pattern], group: int, job: _Job) -> int:
-        places = places_of(chunk for chunk in job.plan.chunks if chunk.group == group)
-        everything = indices(places)
-        moved = 0
-        for pattern in patterns:
-            chosen = everything
-            if job.direction is Direction.STORE and pattern.page.num_writers > 1:
-                chosen = indices(own_places(places, group, pattern.page, self._geometry))
-            moved += move(pattern, chosen, job.direction)
-        return moved
+_Share = Sequence[Sequence[LayerSides[Bytes]]]
+"""By group the layers that one thread copies."""
 
 
-def _sizes(patterns: Iterable[Pattern]) -> tuple[int, int]:
-    """How many slots and device blocks all of these layers have."""
-    runs = [run for pattern in patterns for run in pattern.runs]
-    return min(len(run.host) for run in runs), min(len(run.device) for run in runs)
+def _divided(geometry: Geometry, threads: int) -> list[list[range]]:
+    """For each thread, by group, the layers that it copies."""
+    by_group = [balanced_ranges([p.local_bytes for p in g.pages], threads) for g in geometry.groups]
+    return [list(ranges) for ranges in zip(*by_group, strict=True)]
+
+
+def _copy_share(share: _Share, work: Sequence[GroupWork], direction: Direction) -> int:
+    return sum(_copy_group(share[group.group], group, direction) for group in work)
+
+
+def _copy_group(layers: Sequence[LayerSides[Bytes]], group: GroupWork, direction: Direction) -> int:
+    chosen = {turn: indices(work.places) for turn, work in group.by_turn.items()}
+    moved = 0
+    for some in layers:
+        for run in some.runs:
+            zero(run.host, group.by_turn[some.turn].zeroed)
+        moved += move(some, chosen[some.turn], direction)
+    return moved

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvtiers.device.copier import Direction, refuse_slots_outside
 from kvtiers.device.geometry import CopyPlan, Geometry
-from kvtiers.device.strided import zero_unwritten
-from kvtiers.errors import ConfigError, Kind, KVTiersError
+from kvtiers.device.sides import cut_tails, host_side, num_slots
+from kvtiers.device.views import Bytes, NumpyCutter, zero
+from kvtiers.device.work import Turn, turn_of, work_of
+from kvtiers.errors import Kind, KVTiersError
 
 
 def vllm_compatible(geometry: Geometry) -> str | None:
@@ -57,20 +60,14 @@ class RegionForVllm:
     ``buffer`` holds the slots, slot ``i`` at ``i * geometry.slot_bytes``: all are of one size.
     ``unregister`` takes the address of memory that the worker pinned and unpins it. The worker owns
     this object and calls ``cleanup``. Names with an underscore are those the worker reads.
-    Raises ConfigError for a geometry that the worker cannot produce.
+    Caller guarantees: the geometry is :func:`vllm_compatible`.
     """
 
     def __init__(
         self, buffer: memoryview, geometry: Geometry, unregister: Callable[[int], None]
     ) -> None:
-        reason = vllm_compatible(geometry)
-        if reason is not None:
-            raise ConfigError(
-                f"This model cannot be offloaded from this accelerator: {reason}; serve it without "
-                "kv_transfer_config, or with vLLM's own OffloadingConnector."
-            )
         self.rank = geometry.rank
-        self.num_chunks = len(buffer) // geometry.slot_bytes
+        self.num_chunks = min(num_slots(buffer.nbytes, geometry, g.group) for g in geometry.groups)
         self.total_size_bytes = self.num_chunks * geometry.slot_bytes
         self.page_size = mmap.PAGESIZE
         self.cpu_page_size = geometry.slot_bytes
@@ -79,6 +76,9 @@ class RegionForVllm:
         self._row_stride = geometry.slot_bytes
         self._base: Any = torch.frombuffer(buffer, dtype=torch.int8, count=self.total_size_bytes)
         self._geometry = geometry
+        cutter, size = NumpyCutter(np.frombuffer(buffer, np.uint8)), buffer.nbytes
+        self._pages = [_page_views(cutter, geometry, g.group, size) for g in geometry.groups]
+        self._tails = cut_tails(geometry, size, cutter)
         self._unregister = unregister
         self._views: list[Any] = []
         self._view_offset = 0
@@ -117,8 +117,15 @@ class RegionForVllm:
         return ((slot * self._row_stride, self._row_stride) for slot in range(self.num_chunks))
 
     def zero_unwritten(self, plan: CopyPlan) -> None:
-        """Zero what a store of ``plan`` leaves unwritten; call it before the store is submitted."""
-        zero_unwritten(self._base.numpy().view(np.uint8), self._geometry, plan)
+        """Zero what a store of ``plan`` leaves unwritten; call it before the store is submitted.
+
+        Raises IndexError for a slot that is not there.
+        """
+        refuse_slots_outside(plan, [self.num_chunks] * len(self._pages))
+        for group in work_of(plan, Direction.STORE, self._geometry):
+            for turn, view in self._pages[group.group]:
+                zero(view, group.by_turn[turn].zeroed)
+            zero(self._tails[group.group], group.tails)
 
     def cleanup(self) -> None:
         """Unpin and let go of the memory, so that its owner can unmap it. Twice is fine."""
@@ -126,6 +133,8 @@ class RegionForVllm:
             self._unregister(self.pinned_addresses.pop())
         self.is_pinned = False
         self._views.clear()
+        self._pages.clear()
+        self._tails.clear()
         self._base = None
 
     def check(self) -> None:
@@ -139,3 +148,17 @@ class RegionForVllm:
             f"<RegionForVllm rank {self.rank}: {self.num_chunks} slots of {self._row_stride} "
             f"bytes, {state}, {len(self._views)} views>"
         )
+
+
+def _page_views(
+    cutter: NumpyCutter, geometry: Geometry, group: int, nbytes: int
+) -> list[tuple[Turn, Bytes]]:
+    """What this rank writes of each layer of ``group``, by place, and whose turn that is."""
+    return [
+        (
+            turn_of(page),
+            cutter.host(host_side(geometry, group, run, range(layer, layer + 1), nbytes)),
+        )
+        for layer, page in enumerate(geometry.groups[group].pages)
+        for run in page.runs
+    ]

@@ -16,6 +16,7 @@ import torch
 from kvtiers.device.copier import (
     CopyOutcome,
     Direction,
+    Outcomes,
     closed,
     failure,
     refuse_outside,
@@ -23,11 +24,17 @@ from kvtiers.device.copier import (
     submitted_twice,
 )
 from kvtiers.device.geometry import CopyPlan, Geometry
+from kvtiers.device.sides import Sides, cut_layers, cut_tails, sizes_of
 from kvtiers.device.streams import Device, Event
-from kvtiers.device.tables import RunTables, moves_of, tables_of
+from kvtiers.device.tables import WordCutter
+from kvtiers.device.work import work_of
 
 PORTION_BYTES = 16 << 20
-"""Of device memory that a copy uses for a moment."""
+"""Of device memory that a copy takes at once.
+
+torch's allocator keeps what one copy took for the next one on the same stream: so about this much
+stays taken for each direction, from its first copy on.
+"""
 
 _Upload = Callable[[Sequence[tuple[int, ...]]], torch.Tensor]
 
@@ -66,18 +73,19 @@ class CudaCopier:
         self._geometry = geometry
         self._device = device
         self._portion_bytes = portion_bytes
+        size = region_buffer.nbytes
+        self._sizes = sizes_of(tensors, size, geometry)
         host = device.map_host(region_buffer)
         try:
-            self._groups = tables_of(tensors, host, geometry)
+            cutter = WordCutter(host)
+            self._layers = cut_layers(tensors, geometry, size, cutter)
+            self._tails = cut_tails(geometry, size, cutter)
+            self._streams = {direction: device.stream() for direction in Direction}
         except BaseException:
             device.unmap_host()
             raise
-        self._sizes = [group.sizes for group in self._groups]
-        self._streams = {direction: device.stream() for direction in Direction}
         self._jobs: dict[int, _Job] = {}
-        self._outcomes: list[CopyOutcome] = []
-        self._done = 0
-        self._failed = 0
+        self._outcomes = Outcomes()
         self._closed = False
 
     def submit(self, job_id: int, direction: Direction, plan: CopyPlan) -> None:
@@ -90,38 +98,36 @@ class CudaCopier:
             refuse_outside(plan, self._sizes)
             self._jobs[job_id] = self._begin(job_id, direction, plan)
         except Exception as e:  # whatever it was: a failed copy is a miss, the engine goes on
-            self._report(failure(job_id, e))
+            self._outcomes.add(failure(job_id, e))
 
     def poll(self) -> list[CopyOutcome]:
         """Jobs that ended since the last call."""
         for job in list(self._jobs.values()):
             self._settle(job, wait=False)
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
+        return self._outcomes.take()
 
     def wait(self, job_ids: Collection[int]) -> None:
         """Block until none of these jobs is unfinished."""
-        for job in [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]:
-            self._settle(job, wait=True)
+        for job_id in dict.fromkeys(job_ids):
+            if job_id in self._jobs:
+                self._settle(self._jobs[job_id], wait=True)
 
     def close(self) -> None:
         """Finish all jobs, for the device has them all; let go of all memory."""
         self._closed = True
         self.wait(list(self._jobs))
-        self._groups.clear()
+        self._layers.clear()
+        self._tails.clear()
         self._device.unmap_host()
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
+        self._outcomes.check()
         assert all(job.id == key for key, job in self._jobs.items()), "a job is under another's id"
         assert not (self._closed and self._jobs), "a closed copier has unfinished jobs"
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
-        return (
-            f"<CudaCopier {state}: {len(self._jobs)} unfinished, {self._done} done, "
-            f"{self._failed} failed>"
-        )
+        return self._outcomes.describe(self, is_closed=self._closed, unfinished=len(self._jobs))
 
     def _begin(self, job_id: int, direction: Direction, plan: CopyPlan) -> _Job:
         stream, touches = self._streams[direction], _touches(plan)
@@ -141,24 +147,20 @@ class CudaCopier:
     def _run(self, plan: CopyPlan, direction: Direction) -> int:
         """Submit the work of one job; how many bytes it moves."""
         upload = _uploads(self._device)
-        if direction is Direction.STORE:
-            self._zero_tails(plan, upload)
         moved = 0
-        for layers, places, zeroed in moves_of(plan, direction, self._groups, self._geometry):
-            count = max(1, self._portion_bytes // layers.block_bytes)
-            for run in layers.runs:
-                if zeroed:
-                    _zero(run.host, upload(zeroed))
-                for start in range(0, len(places), count):
-                    _copy(run, upload(places)[:, start : start + count], direction)
-            moved += len(places) * layers.block_bytes
+        for group in work_of(plan, direction, self._geometry):
+            if group.tails:
+                _zero(self._tails[group.group], upload(group.tails))
+            for layers in self._layers[group.group]:
+                places, zeroed = group.by_turn[layers.turn]
+                count = max(1, self._portion_bytes // layers.block_bytes)
+                for run in layers.runs:
+                    if zeroed:
+                        _zero(run.host, upload(zeroed))
+                    for start in range(0, len(places), count):
+                        _copy(run, upload(places)[:, start : start + count], direction)
+                moved += len(places) * layers.block_bytes
         return moved
-
-    def _zero_tails(self, plan: CopyPlan, upload: _Upload) -> None:
-        for group, tables in enumerate(self._groups):
-            slots = [(chunk.slot,) for chunk in plan.chunks if chunk.group == group]
-            if slots and tables.tail is not None:
-                _zero(tables.tail, upload(slots))
 
     def _settle(self, job: _Job, *, wait: bool) -> None:
         try:
@@ -171,14 +173,9 @@ class CudaCopier:
             error, seconds = e, 0.0
         del self._jobs[job.id]
         if error is not None:
-            self._report(failure(job.id, error, seconds))
+            self._outcomes.add(failure(job.id, error, seconds))
         else:
-            self._report(CopyOutcome(job.id, True, job.bytes, seconds))
-
-    def _report(self, outcome: CopyOutcome) -> None:
-        self._outcomes.append(outcome)
-        self._done += outcome.ok
-        self._failed += not outcome.ok
+            self._outcomes.add(CopyOutcome(job.id, True, job.bytes, seconds))
 
 
 def _uploads(device: Device) -> _Upload:
@@ -200,7 +197,7 @@ def _touches(plan: CopyPlan) -> frozenset[tuple[int, int]]:
     return frozenset([*slots, *blocks])
 
 
-def _copy(run: RunTables, table: torch.Tensor, direction: Direction) -> None:
+def _copy(run: Sides[torch.Tensor], table: torch.Tensor, direction: Direction) -> None:
     """``table``: (slots, sub-blocks, blocks), one column per block."""
     slots, subs, blocks = table
     if direction is Direction.STORE:

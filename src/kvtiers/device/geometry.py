@@ -377,20 +377,3 @@ def _inconsistent(what: str) -> KVTiersError:
         kind=Kind.BROKEN,
         operation="plan copies",
     )
-
-
-def unwritten(geometry: Geometry, chunk: ChunkCopy) -> Iterator[Run]:
-    """What this rank must zero when it stores ``chunk``: ``page_offset`` counts from the slot.
-
-    Of a missing sub-block, the bytes that this rank would have written; the end of the chunk on
-    rank 0 only. So no rank zeroes what another one writes, and together they leave no old byte.
-    """
-    for layer, page in enumerate(geometry.groups[chunk.group].pages):
-        for sub in chunk.missing:
-            if page.writes(geometry.place(chunk.group, chunk.slot, sub)):
-                start = geometry.page_start(chunk.group, layer, sub)
-                for run in page.runs:
-                    yield Run(0, start + run.page_offset, run.nbytes, run.count, 0, run.page_stride)
-    payload, whole = geometry.payload_bytes(chunk.group), geometry.chunk_bytes(chunk.group)
-    if geometry.rank == 0 and payload < whole:
-        yield Run(0, payload, whole - payload)

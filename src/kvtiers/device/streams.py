@@ -1,10 +1,10 @@
 """What a copier asks of an accelerator: pinned memory, streams, events.
 
-On CUDA in plain torch, and in host memory in its place, for dry runs and tests.
+On CUDA in plain torch. For dry runs and tests ``testing.host_device`` has host memory in its place.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -25,14 +25,14 @@ class Event(Protocol):
     def wait(self) -> None:
         """Block until it has."""
 
-    def seconds_since(self, start: Any) -> float:
+    def seconds_since(self, start: "Event") -> float:
         """Between the event ``start`` and this one; both are done."""
 
 
 class Stream(Protocol):
     """Work of the accelerator in order of submission, beside other streams."""
 
-    def wait_for(self, event: Any) -> None:
+    def wait_for(self, event: Event) -> None:
         """Let work submitted from now on begin when ``event`` is done. Does not block."""
 
     def mark(self) -> Event:
@@ -78,16 +78,21 @@ class _CudaEvent:
     def wait(self) -> None:
         self.raw.synchronize()
 
-    def seconds_since(self, start: "_CudaEvent") -> float:
-        return float(start.raw.elapsed_time(self.raw)) / 1e3
+    def seconds_since(self, start: Event) -> float:
+        return float(_of_cuda(start).elapsed_time(self.raw)) / 1e3
+
+
+def _of_cuda(event: Event) -> torch.cuda.Event:
+    assert isinstance(event, _CudaEvent), "the event is another device's"
+    return event.raw
 
 
 class _CudaStream:
     def __init__(self, device: torch.device) -> None:
         self._raw = torch.cuda.Stream(device)
 
-    def wait_for(self, event: _CudaEvent) -> None:
-        self._raw.wait_event(event.raw)
+    def wait_for(self, event: Event) -> None:
+        self._raw.wait_event(_of_cuda(event))
 
     def mark(self) -> _CudaEvent:
         return _CudaEvent(self._raw)
@@ -169,54 +174,3 @@ class CudaDevice:
 
     def __repr__(self) -> str:
         return f"<CudaDevice {self._device}: {len(self._registered)} ranges pinned>"
-
-
-class _Now:
-    """An event that has happened."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-    def seconds_since(self, start: object) -> float:
-        return 0.0
-
-
-class _Here:
-    """A stream whose work is done when it is submitted."""
-
-    def wait_for(self, event: Event) -> None:
-        event.wait()
-
-    def mark(self) -> _Now:
-        return _Now()
-
-    def running(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-
-class HostDevice:
-    """Host memory in the place of an accelerator: everything is done at once."""
-
-    kind = "cpu"
-
-    def map_host(self, buffer: memoryview) -> torch.Tensor:
-        """``buffer`` itself."""
-        return torch.frombuffer(buffer, dtype=torch.int8)
-
-    def unmap_host(self) -> None:
-        """Nothing is pinned."""
-
-    def stream(self) -> Stream:
-        """A new stream."""
-        return _Here()
-
-    def mark_model(self) -> Event:
-        """The model is not beside us."""
-        return _Now()
-
-    def indices(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """``rows`` as a table."""
-        return torch.tensor(rows, dtype=torch.int64)

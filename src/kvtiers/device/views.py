@@ -1,65 +1,65 @@
-"""Both sides of a KV cache in host memory as numpy views by place.
+"""Host memory as numpy views by place: one block is two indices and one assignment.
 
-They are made once: then one block costs two indices and one assignment, and so do many that are
-equally spaced.
+So are many that are equally spaced.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvtiers.device.copier import Direction
-from kvtiers.device.geometry import Geometry, PageMap
-from kvtiers.device.strided import (
-    Bytes,
-    Layers,
-    Place,
-    gather_layers,
-    segments,
-    shares,
-    window,
-)
+from kvtiers.device.sides import LayerSides, Sides, Strided
+from kvtiers.device.strided import BlockPlace, strided_ranges
 
 if TYPE_CHECKING:
     import torch
 
-
-class RunViews(NamedTuple):
-    """Both sides of one run of some layers, as bytes by place."""
-
-    device: Bytes
-    """(blocks, layers, fragments, bytes)"""
-    host: Bytes
-    """(slots, sub-blocks, layers, fragments, bytes)"""
-
-
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Index = tuple[Any, tuple[Any, Any], int]
 """Of the device side, of the host side, and how many blocks that are."""
 
 
-class Pattern(NamedTuple):
-    """Layers that are copied together: see :class:`Layers`."""
+class NumpyCutter:
+    """Views of host memory, on both sides. ``host`` is the area of the slots."""
 
-    page: PageMap
-    block_bytes: int
-    """Bytes of one block in all of these layers."""
-    runs: tuple[RunViews, ...]
+    def __init__(self, host: Bytes) -> None:
+        self._host = host
+
+    def both(self, storage: "torch.Tensor", sides: Sides[Strided]) -> Sides[Bytes]:
+        """Views of both sides."""
+        device = window(storage.numpy().view(np.uint8), sides.device)
+        return Sides(device, self.host(sides.host))
+
+    def host(self, side: Strided) -> Bytes:
+        """A view of the area of the slots."""
+        return window(self._host, side)
 
 
-def move(pattern: Pattern, chosen: Sequence[Index], direction: Direction) -> int:
-    """Copy these blocks of the pattern's layers; how many bytes that were."""
-    for device, host in pattern.runs:
+def window(buffer: Bytes, side: Strided) -> Bytes:
+    """A strided view; numpy refuses one that would leave ``buffer``."""
+    return np.ndarray(side.shape, np.uint8, buffer, side.offset, side.strides)
+
+
+def move(layers: LayerSides[Bytes], chosen: Sequence[Index], direction: Direction) -> int:
+    """Copy these blocks of the layers; how many bytes that were."""
+    for device, host in layers.runs:
         if direction is Direction.STORE:
             for block, slot, _ in chosen:
                 host[slot] = device[block]
         else:
             for block, slot, _ in chosen:
                 device[block] = host[slot]
-    return pattern.block_bytes * sum(count for _, _, count in chosen)
+    return layers.block_bytes * sum(count for _, _, count in chosen)
 
 
-def indices(places: Iterable[Place]) -> list[Index]:
+def zero(view: Bytes, places: Iterable[tuple[int, ...]]) -> None:
+    """Zero the host side ``view`` at ``places``."""
+    for place in places:
+        view[place] = 0
+
+
+def indices(places: Iterable[BlockPlace]) -> list[Index]:
     """Places as indices of both sides, in order."""
     return [
         (
@@ -70,7 +70,7 @@ def indices(places: Iterable[Place]) -> list[Index]:
             ),
             part.blocks,
         )
-        for part in segments(places)
+        for part in strided_ranges(places)
     ]
 
 
@@ -80,46 +80,3 @@ def _along(first: int, step: int, count: int) -> Any:
         return first
     end = first + step * count
     return slice(first, end if end >= 0 else None, step)
-
-
-def divided(
-    tensors: Sequence["torch.Tensor"], host: Bytes, geometry: Geometry, threads: int
-) -> list[list[list[Pattern]]]:
-    """For each thread and group the layers that it copies."""
-    ranges = [shares([p.local_bytes for p in g.pages], threads) for g in geometry.groups]
-    return [
-        [
-            [
-                _pattern(layers, host, geometry, g.group)
-                for layers in gather_layers(tensors, g.pages, ranges[g.group][share])
-            ]
-            for g in geometry.groups
-        ]
-        for share in range(threads)
-    ]
-
-
-def _pattern(layers: Layers, host: Bytes, geometry: Geometry, group: int) -> Pattern:
-    page, storage = layers.page, layers.device.numpy().view(np.uint8)
-    slot_step = geometry.slot_start(1)
-    num_slots = max(0, 1 + (len(host) - geometry.payload_bytes(group)) // slot_step)
-    host_start = geometry.page_start(group, layers.first, 0)
-    layer_step = page.canonical_bytes * geometry.blocks_per_chunk
-    runs = []
-    for run in page.runs:
-        part = (layers.count, run.count, run.nbytes)
-        device = window(
-            storage,
-            (layers.num_blocks, *part),
-            layers.device_start + run.device_offset,
-            (layers.block_step, layers.device_step, run.device_stride, 1),
-        )
-        slots = window(
-            host,
-            (num_slots, geometry.blocks_per_chunk, *part),
-            host_start + run.page_offset,
-            (slot_step, page.canonical_bytes, layer_step, run.page_stride, 1),
-        )
-        runs.append(RunViews(device, slots))
-    block_bytes = layers.count * sum(run.count * run.nbytes for run in page.runs)
-    return Pattern(page, block_bytes, tuple(runs))

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from kvtiers.device.geometry import CopyPlan, Geometry, plan_copies
+from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, plan_copies
 from tests.unit.device.device_kv import Model
 
 BLOCKS, SLOTS = 12, 5
@@ -22,6 +22,11 @@ few_heads = st.builds(
     layers=st.integers(1, 3),
     blocks_per_chunk=st.integers(1, 4),
 )
+
+
+def plan_of(*pairs: tuple[int, int]) -> CopyPlan:
+    """Blocks of group 0 of a model with chunks of one block: (slot, device block) each."""
+    return CopyPlan(tuple(ChunkCopy(0, slot, ((0, block),)) for slot, block in pairs))
 
 
 @st.composite

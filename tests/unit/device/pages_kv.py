@@ -10,7 +10,7 @@ from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap
 from kvtiers.device.pages.attention import Axis, KVTensor, attention_page
 from kvtiers.device.pages.latent import latent_page
 from kvtiers.device.pages.shares import share_of
-from kvtiers.device.pages.state import Segment, StateTensor, state_pages
+from kvtiers.device.pages.state import Section, StateTensor, state_pages
 
 TOKENS, ELEMENTS, ITEM = 4, 3, 2
 LAYERS = 2
@@ -94,24 +94,24 @@ def state(states: Sequence[StateTensor], blocks: int, seed: int) -> Layer:
     whole = [
         [
             random_bytes(blocks, s.rows, g.parts, g.width * s.inner * s.itemsize, seed=seed + i + j)
-            for j, g in enumerate(s.segments)
+            for j, g in enumerate(s.sections)
         ]
         for i, s in enumerate(states)
     ]
 
     def local(ranks: int, rank: int) -> list[Bytes]:
         tensors = []
-        for segments in whole:
+        for sections in whole:
             mine = []
-            for segment in segments:
-                share = share_of(segment.shape[2], ranks, rank)
-                part = segment[:, :, share.first : share.first + share.count]
+            for section in sections:
+                share = share_of(section.shape[2], ranks, rank)
+                part = section[:, :, share.first : share.first + share.count]
                 mine.append(part.reshape(*part.shape[:2], -1))
             tensors.append(np.concatenate(mine, axis=2).reshape(blocks, -1))
         return [np.concatenate(tensors, axis=1)]
 
-    flat = [segment for segments in whole for segment in segments]
-    parts = list(dict.fromkeys(segment.shape[2] for segment in flat))
+    flat = [section for sections in whole for section in sections]
+    parts = list(dict.fromkeys(section.shape[2] for section in flat))
     canonical = [
         np.concatenate([s.reshape(blocks, -1) for s in flat if s.shape[2] == n], axis=1)
         for n in parts
@@ -123,25 +123,25 @@ def state(states: Sequence[StateTensor], blocks: int, seed: int) -> Layer:
 
 def mamba1(channels: int = 24) -> list[StateTensor]:
     return [
-        StateTensor((Segment(channels, 1),), 2, rows=3),
-        StateTensor((Segment(channels, 1),), 4, inner=5),
+        StateTensor((Section(channels, 1),), 2, rows=3),
+        StateTensor((Section(channels, 1),), 4, inner=5),
     ]
 
 
 def mamba2(groups: int, *, dim_first: bool = False, heads: int = 8) -> list[StateTensor]:
-    conv = (Segment(heads, 3), Segment(groups, 4), Segment(groups, 4))
+    conv = (Section(heads, 3), Section(groups, 4), Section(groups, 4))
     rows, inner = (1, 3) if dim_first else (3, 1)
-    return [StateTensor(conv, 2, rows, inner), StateTensor((Segment(heads, 3),), 4, inner=4)]
+    return [StateTensor(conv, 2, rows, inner), StateTensor((Section(heads, 3),), 4, inner=4)]
 
 
 def gated_delta_net(k_heads: int, v_heads: int, *, dim_first: bool = False) -> list[StateTensor]:
-    conv = (Segment(k_heads, 4), Segment(k_heads, 4), Segment(v_heads, 3))
+    conv = (Section(k_heads, 4), Section(k_heads, 4), Section(v_heads, 3))
     rows, inner = (1, 3) if dim_first else (3, 1)
-    return [StateTensor(conv, 2, rows, inner), StateTensor((Segment(v_heads, 3),), 4, inner=4)]
+    return [StateTensor(conv, 2, rows, inner), StateTensor((Section(v_heads, 3),), 4, inner=4)]
 
 
 def short_conv(channels: int = 16) -> list[StateTensor]:
-    return [StateTensor((Segment(channels, 1),), 2, rows=2)]
+    return [StateTensor((Section(channels, 1),), 2, rows=2)]
 
 
 class Rank:

@@ -1,23 +1,17 @@
 import mmap
 import threading
-from dataclasses import replace
 
 import pytest
-import torch
 
+from kvtiers.device import cpu
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
-from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, plan_copies
 from kvtiers.errors import Kind, KVTiersError
-from tests.unit.device.device_kv import Model, copier, copy_now, pages_of, tensors_of
-from tests.unit.device.device_plans import BLOCKS, OLD, SLOTS, fresh_region
+from tests.unit.device.device_kv import Model, copier, tensors_of
+from tests.unit.device.device_plans import BLOCKS, OLD, SLOTS, fresh_region, plan_of
 
 MODEL = Model("hnd", heads=2, layers=3, blocks_per_chunk=1)
 PAGE = MODEL.page_map(0, 1, 0).local_bytes
-
-
-def plan_of(*pairs: tuple[int, int]) -> CopyPlan:
-    return CopyPlan(tuple(ChunkCopy(0, slot, ((0, block),)) for slot, block in pairs))
 
 
 class Gate:
@@ -79,14 +73,6 @@ def test_submit_returns_before_any_byte_moves_and_jobs_end_in_order(gated, gate,
     assert repr(gated) == "<CpuCopier open: 0 unfinished, 2 done, 0 failed>"
 
 
-def test_a_load_sees_the_store_submitted_before_it(tensors, region):
-    with copier(tensors, region, MODEL.geometry(1, 0)) as made:
-        made.submit(1, Direction.STORE, plan_of((4, 1)))
-        made.submit(2, Direction.LOAD, plan_of((4, 9)))
-        made.wait([1, 2])
-    assert all(torch.equal(t[9], t[1]) for t in tensors)
-
-
 def test_wait_blocks_until_the_job_is_done(gated, gate):
     gated.submit(1, Direction.STORE, plan_of((0, 1)))
     assert gate.reached.wait(60)
@@ -95,38 +81,6 @@ def test_wait_blocks_until_the_job_is_done(gated, gate):
     gated.wait({1, 99})
     assert [o.ok for o in gated.poll()] == [True]
     opener.join(60)
-
-
-def test_wait_ignores_jobs_it_does_not_know(gated):
-    gated.wait([1, 2, 3])
-
-
-@pytest.mark.parametrize(
-    ("plan", "error"),
-    [
-        (plan_of((0, BLOCKS)), f"device block {BLOCKS} of {BLOCKS}"),
-        (plan_of((0, -1)), "device block -1"),
-        (plan_of((SLOTS, 0)), f"slot {SLOTS} of {SLOTS}"),
-        (plan_of((-1, 0)), "slot -1"),
-        (CopyPlan((ChunkCopy(1, 0, ((0, 0),)),)), "IndexError"),
-    ],
-)
-@pytest.mark.parametrize("direction", list(Direction))
-def test_an_impossible_copy_fails_moves_nothing_and_the_next_one_works(
-    tensors, region, plan, error, direction
-):
-    before = pages_of(tensors).copy()
-    with copier(tensors, region, MODEL.geometry(1, 0)) as made:
-        made.submit(1, direction, plan)
-        made.submit(2, Direction.STORE, plan_of((1, 3)))
-        made.wait([1, 2])
-        failed, after = made.poll()
-    assert (failed.ok, failed.bytes) == (False, 0)
-    assert error in failed.error
-    assert (after.ok, after.error) == (True, None)
-    slot_bytes = MODEL.geometry(1, 0).slot_bytes
-    assert set(region[:slot_bytes] + region[2 * slot_bytes :]) == {OLD}
-    assert (pages_of(tensors) == before).all()
 
 
 def test_an_error_of_the_memory_itself_is_an_outcome(tensors, tmp_path):
@@ -144,15 +98,15 @@ def test_an_error_of_the_memory_itself_is_an_outcome(tensors, tmp_path):
 def test_an_error_on_any_of_its_threads_fails_the_job_when_all_have_let_go(
     tensors, region, monkeypatch
 ):
-    copy, others = CpuCopier._copy_group, []
+    move, others = cpu.move, []
 
-    def fail(copier, patterns, group, job):
-        if threading.current_thread().name != "kvtiers-copier" and job.id == 1:
+    def fail(layers, chosen, direction):
+        if threading.current_thread().name != "kvtiers-copier" and len(others) < 2:
             others.append(threading.current_thread().name)
             raise OSError("told to fail")
-        return copy(copier, patterns, group, job)
+        return move(layers, chosen, direction)
 
-    monkeypatch.setattr(CpuCopier, "_copy_group", fail)
+    monkeypatch.setattr(cpu, "move", fail)
     with copier(tensors, region, MODEL.geometry(1, 0), threads=3) as made:
         made.submit(1, Direction.STORE, plan_of((0, 1)))
         made.submit(2, Direction.STORE, plan_of((1, 3)))
@@ -195,47 +149,3 @@ def test_close_finishes_the_running_job_fails_the_waiting_ones_and_frees_the_mem
     assert repr(made) == "<CpuCopier closed: 0 unfinished, 1 done, 1 failed>"
     view.release()
     memory.close()
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        lambda t: t[:2],
-        lambda t: [*t[:2], t[2].view(torch.int16)],
-        lambda t: [*t[:2], t[2][:, : PAGE - 1]],
-        lambda t: [*t[:2], t[2].flatten()],
-        lambda t: [*t[:2], t[2].t()],
-        lambda t: [*t[:2], torch.empty_like(t[2], device="meta")],
-    ],
-    ids=["too few", "two-byte elements", "too narrow", "flat", "transposed", "not in memory"],
-)
-def test_tensors_that_do_not_fit_are_refused(tensors, region, bad):
-    with pytest.raises(KVTiersError, match="KV tensor") as caught:
-        CpuCopier(bad(tensors), memoryview(region), MODEL.geometry(1, 0))
-    assert caught.value.kind is Kind.BROKEN
-
-
-def test_layers_of_unequal_pages_and_groups_that_share_tensors(region):
-    """Like a hybrid model: group 1 keeps smaller pages in the tensors of group 0."""
-    wide = MODEL.geometry(1, 0).groups[0]
-    narrow_page = replace(
-        wide.pages[0],
-        local_bytes=100,
-        canonical_bytes=100,
-        runs=(replace(wide.pages[0].runs[0], nbytes=100),),
-    )
-    narrow = replace(
-        wide, group=1, pages=(replace(narrow_page, tensor=2), replace(wide.pages[0], tensor=0))
-    )
-    geometry = Geometry((wide, narrow), 1)
-    geometry.check()
-    tensors = tensors_of(MODEL.pages(MODEL.logical(BLOCKS), 1, 0))
-    plan = plan_copies([1, 2], [0, 0], [1, 5, 6], [0, 1, 2], geometry)
-    assert copy_now(tensors, region, geometry, Direction.STORE, plan).bytes == 3 * PAGE + 2 * (
-        100 + PAGE
-    )
-    pages, slot_bytes = pages_of(tensors), geometry.slot_bytes
-    for slot, block in ((1, 5), (2, 6)):
-        expected = pages[2, block, :100].tobytes() + pages[0, block].tobytes()
-        chunk = geometry.chunk_bytes(1)
-        assert region[slot * slot_bytes : slot * slot_bytes + chunk] == expected.ljust(chunk, b"\0")

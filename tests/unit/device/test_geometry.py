@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtiers.chunks import PAGE_BYTES, GroupLayout
+from kvtiers.device.copier import Direction
 from kvtiers.device.geometry import (
     ChunkCopy,
+    CopyPlan,
     Geometry,
     GroupGeometry,
     PageMap,
@@ -16,8 +18,8 @@ from kvtiers.device.geometry import (
     coalesce,
     opaque_page,
     plan_copies,
-    unwritten,
 )
+from kvtiers.device.work import turn_of, work_of
 from kvtiers.errors import Kind, KVTiersError
 from tests.unit.device.device_kv import CELL, TOKENS, Model
 
@@ -52,12 +54,14 @@ def two_groups(blocks_per_chunk: int = 1) -> Geometry:
 
 def touched(geometry: Geometry, chunk: ChunkCopy) -> list[tuple[int, int]]:
     """Spans of a chunk that one rank writes when it stores it, zeros included."""
-    spans = [span for run in unwritten(geometry, chunk) for span in run.page_spans()]
+    (group,) = work_of(CopyPlan((chunk,)), Direction.STORE, geometry)
+    payload, whole = geometry.payload_bytes(chunk.group), geometry.chunk_bytes(chunk.group)
+    spans = [(payload, whole)] * len(group.tails)
     for layer, page in enumerate(geometry.groups[chunk.group].pages):
-        for sub, _ in chunk.blocks:
-            if page.writes(geometry.place(chunk.group, chunk.slot, sub)):
-                start = geometry.page_start(chunk.group, layer, sub)
-                spans += [(start + a, start + b) for run in page.runs for a, b in run.page_spans()]
+        work = group.by_turn[turn_of(page)]
+        for sub in [place[1] for place in [*work.places, *work.zeroed]]:
+            start = geometry.page_start(chunk.group, layer, sub)
+            spans += [(start + a, start + b) for run in page.runs for a, b in run.page_spans()]
     return spans
 
 

@@ -232,6 +232,17 @@ def test_heads_of_one_rank_that_has_one_keep_their_place_in_the_order():
     assert attention_page(0, inside, heads).runs[0].count == TOKENS
 
 
+@pytest.mark.parametrize(
+    ("states", "name"),
+    [
+        (mamba1(), "state 1: 3x(24*1)x1x2 1x(24*1)x5x4"),
+        (mamba2(1), "state 1: 3x(8*3|1*4|1*4)x1x2 1x(8*3)x4x4"),
+    ],
+)
+def test_the_name_of_an_order_stays_as_it_is_for_stored_state_goes_by_it(states, name):
+    assert {page.order for page in state_pages(0, states, 2, 0)} == {name}
+
+
 def test_what_several_ranks_hold_of_a_state_is_a_page_of_its_own():
     heads, groups = state_pages(0, mamba2(2), 8, 5)
     assert (heads.num_writers, groups.num_writers, groups.writer_index) == (1, 4, 1)

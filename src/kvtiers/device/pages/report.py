@@ -21,7 +21,11 @@ def _line(geometry: Geometry, index: int) -> str:
         f"in {geometry.fragments_per_chunk(index)} pieces by this rank; "
         + (f"bound to this topology ({bound})" if bound else "portable to every topology")
         + ", "
-        + (f"bound to this block size ({per_block})" if per_block else "and to every block size")
+        + (
+            "and to every block size"
+            if geometry.any_block_size(index)
+            else f"bound to this block size ({per_block})"
+        )
     )
 
 

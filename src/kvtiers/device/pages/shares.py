@@ -20,7 +20,8 @@ def share_of(total: int, ranks: int, rank: int) -> Share:
 
     Some ranks get one part more than others where ``ranks`` does not divide ``total``, and some
     parts one copy more where there are fewer parts than ranks and ``total`` does not divide them.
-    Every part is on some rank, and no rank is without one.
+    Every part is on some rank, and no rank is without one. Uneven shares are for engines that
+    divide so; vLLM refuses such models.
     """
     first = rank * total // ranks
     if total >= ranks:

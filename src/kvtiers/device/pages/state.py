@@ -1,14 +1,14 @@
 """Pages of layers that keep a state: state-space models, linear attention, short convolutions.
 
-A rank's page is one state tensor after the other. Along one axis of each lie segments, divided
+A rank's page is one state tensor after the other. Along one axis of each lie sections, divided
 between the ranks each on its own: x, B and C of Mamba2's convolution, or q, k and v of a gated
-delta-net, by heads; its temporal state is one such segment. B and C belong to groups of heads;
+delta-net, by heads; its temporal state is one such section. B and C belong to groups of heads;
 where there are fewer groups than ranks, several ranks hold the same group.
 
-Canonical order, version 1. The segments that are divided into equally many parts are one page, in
+Canonical order, version 1. The sections that are divided into equally many parts are one page, in
 the order in which they lie on the device; there is a page for each number of parts, by first
 appearance. So neither depends on the ranks, and what several ranks hold is a page of its own, which
-they take turns to store. A segment keeps its order of axes.
+they take turns to store. A section keeps its order of axes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ PER_BLOCK = "a block's state is that after its last token"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Section:
     """``parts`` parts (heads, groups, channels) of ``width`` elements each, on all ranks."""
 
     parts: int
@@ -32,21 +32,22 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """``rows`` x the segments, one after the other x ``inner`` elements of ``itemsize`` bytes."""
+    """``rows`` x the sections, one after the other x ``inner`` elements of ``itemsize`` bytes."""
 
-    segments: tuple[Segment, ...]
+    sections: tuple[Section, ...]
     itemsize: int
     rows: int = 1
     inner: int = 1
 
-    def __str__(self) -> str:
-        cut = "|".join(f"{s.parts}*{s.width}" for s in self.segments)
+    def order_name(self) -> str:
+        """Names the order of its bytes. It is in namespaces: a change renames stored state."""
+        cut = "|".join(f"{s.parts}*{s.width}" for s in self.sections)
         return f"{self.rows}x({cut})x{self.inner}x{self.itemsize}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A segment on one rank: bytes from row to row, and where its rows start on the device."""
+    """A section on one rank: bytes from row to row, and where its rows start on the device."""
 
     share: Share
     rows: int
@@ -78,7 +79,7 @@ def state_pages(
         placed, nbytes = _place(state, local_bytes, ranks, rank)
         pieces += placed
         local_bytes += nbytes
-    order = f"state {ORDER_VERSION}: {' '.join(map(str, states))}"
+    order = f"state {ORDER_VERSION}: {' '.join(state.order_name() for state in states)}"
     kinds = dict.fromkeys(piece.share.total for piece in pieces)
     return tuple(
         _page(tensor, [p for p in pieces if p.share.total == parts], local_bytes, order)
@@ -87,17 +88,17 @@ def state_pages(
 
 
 def _place(state: StateTensor, start: int, ranks: int, rank: int) -> tuple[list[_Piece], int]:
-    """The segments of a state tensor that lies at ``start`` in the rank's page; its bytes."""
+    """The sections of a state tensor that lies at ``start`` in the rank's page; its bytes."""
     element = state.inner * state.itemsize
-    shares = [share_of(segment.parts, ranks, rank) for segment in state.segments]
+    shares = [share_of(section.parts, ranks, rank) for section in state.sections]
     widths = [
-        share.count * segment.width * element
-        for share, segment in zip(shares, state.segments, strict=True)
+        share.count * section.width * element
+        for share, section in zip(shares, state.sections, strict=True)
     ]
     row = sum(widths)
     pieces = [
-        _Piece(share, state.rows, segment.width * element, start + sum(widths[:i]), row)
-        for i, (share, segment) in enumerate(zip(shares, state.segments, strict=True))
+        _Piece(share, state.rows, section.width * element, start + sum(widths[:i]), row)
+        for i, (share, section) in enumerate(zip(shares, state.sections, strict=True))
     ]
     return pieces, state.rows * row
 

@@ -2,7 +2,7 @@
 
 Sources, vLLM 0.32: ``MambaBase.bind_kv_cache`` packs the state tensors of a page one after the
 other; their shapes are those of ``MambaStateShapeCalculator``; weight loaders give every rank a
-contiguous part of each segment of the convolution, and where there is one group of B and C only,
+contiguous part of each section of the convolution, and where there is one group of B and C only,
 the same group to all ranks (``mamba_v2_sharded_weight_loader``).
 """
 
@@ -17,7 +17,7 @@ from kvtiers.device.pages.latent import latent_page
 from kvtiers.device.pages.state import (
     ORDER_VERSION,
     PER_BLOCK,
-    Segment,
+    Section,
     StateTensor,
     state_pages,
 )
@@ -57,32 +57,32 @@ def _state_tensors(spec: MambaSpec, facts: EngineFacts, ranks: int) -> list[Stat
     rows, inner = (1, steps) if facts.conv_dim_first else (steps, 1)
     sizes = [get_dtype_size(dtype) for dtype in spec.dtypes]
     if kind is Kinds.SHORT_CONV:
-        return [StateTensor((Segment(channels * ranks, 1),), sizes[0], rows, inner)]
-    segments = _segments(kind, channels, shapes[1], facts.state_groups, ranks)
-    # By heads, as the last segment of q | k | v and the first of x | B | C and x alone.
-    heads = segments[-1] if kind is Kinds.GDN_ATTN else segments[0]
+        return [StateTensor((Section(channels * ranks, 1),), sizes[0], rows, inner)]
+    sections = _sections(kind, channels, shapes[1], facts.state_groups, ranks)
+    # By heads, as the last section of q | k | v and the first of x | B | C and x alone.
+    heads = sections[-1] if kind is Kinds.GDN_ATTN else sections[0]
     rest = prod(shapes[1]) * ranks // (heads.parts * heads.width)
     temporal = StateTensor((heads,), sizes[1], inner=rest)
-    return [StateTensor(segments, sizes[0], rows, inner), temporal]
+    return [StateTensor(sections, sizes[0], rows, inner), temporal]
 
 
-def _segments(
+def _sections(
     kind: Kinds, channels: int, temporal: tuple[int, ...], groups: int | None, ranks: int
-) -> tuple[Segment, ...]:
+) -> tuple[Section, ...]:
     """What the channels of a convolution are on all ranks; ``channels`` are those of one."""
     if kind is Kinds.MAMBA1:
         if temporal[0] != channels:
             raise _uncertain(f"it has {channels} channels, but a state of {temporal[0]}")
-        return (Segment(channels * ranks, 1),)
+        return (Section(channels * ranks, 1),)
     heads, width, state = temporal
     others, rest = divmod(channels - heads * width, 2 * state)
     if others < 1 or rest:
         raise _uncertain(f"{channels} channels are not those of {heads} heads and their groups")
-    of_heads = Segment(heads * ranks, width)
+    of_heads = Section(heads * ranks, width)
     if kind is Kinds.GDN_ATTN:
-        of_keys = Segment(others * ranks, state)
+        of_keys = Section(others * ranks, state)
         return (of_keys, of_keys, of_heads)
-    of_groups = Segment(_groups(others, groups, ranks), state)
+    of_groups = Section(_groups(others, groups, ranks), state)
     return (of_heads, of_groups, of_groups)
 
 
