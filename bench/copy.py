@@ -33,7 +33,8 @@ from bench.lines import median_of, remark
 from kvtiers.device.copier import Direction
 from kvtiers.device.cores import allowed_cores, copy_threads
 from kvtiers.device.cpu import CpuCopier
-from kvtiers.device.geometry import CopyPlan, Geometry, GroupGeometry, PageMap, Run, plan_copies
+from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run
+from kvtiers.device.plans import CopyPlan, plan_copies
 from kvtiers.host.region import Region
 
 Seconds = tuple[float, float]

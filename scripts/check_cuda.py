@@ -29,15 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from kvtiers.device.copier import Copier, Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.cuda_copier import CudaCopier
-from kvtiers.device.geometry import (
-    CopyPlan,
-    Geometry,
-    GroupGeometry,
-    PageMap,
-    Run,
-    opaque_page,
-    plan_copies,
-)
+from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, opaque_page
+from kvtiers.device.plans import CopyPlan, plan_copies
 from kvtiers.device.streams import CudaDevice, Device
 from kvtiers.host.region import Region
 from kvtiers.testing.host_device import HostDevice

@@ -24,15 +24,8 @@ from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.cuda import RegionForVllm
-from kvtiers.device.geometry import (
-    CopyPlan,
-    Geometry,
-    GroupGeometry,
-    PageMap,
-    Run,
-    coalesce,
-    plan_copies,
-)
+from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, coalesce
+from kvtiers.device.plans import CopyPlan, plan_copies
 
 LAYERS, BLOCKS, SLOTS = 3, 12, 6
 TOKENS, HEAD_SIZE = 16, 32

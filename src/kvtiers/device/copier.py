@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from kvtiers.device.geometry import CopyPlan, Geometry
+from kvtiers.device.geometry import Geometry
+from kvtiers.device.plans import CopyPlan
 from kvtiers.errors import Kind, KVTiersError
 
 if TYPE_CHECKING:

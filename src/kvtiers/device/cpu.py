@@ -26,7 +26,8 @@ from kvtiers.device.copier import (
     submitted_twice,
 )
 from kvtiers.device.cores import use_allowed_cores
-from kvtiers.device.geometry import CopyPlan, Geometry
+from kvtiers.device.geometry import Geometry
+from kvtiers.device.plans import CopyPlan
 from kvtiers.device.sides import LayerSides, cut_layers, cut_tails, sizes_of
 from kvtiers.device.strided import balanced_ranges
 from kvtiers.device.views import Bytes, NumpyCutter, indices, move, zero

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from kvtiers.device.copier import Direction, refuse_slots_outside
-from kvtiers.device.geometry import CopyPlan, Geometry
+from kvtiers.device.geometry import Geometry
+from kvtiers.device.plans import CopyPlan
 from kvtiers.device.sides import cut_tails, host_side, num_slots
 from kvtiers.device.views import Bytes, NumpyCutter, zero
 from kvtiers.device.work import Turn, turn_of, work_of

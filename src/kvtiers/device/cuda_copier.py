@@ -23,7 +23,8 @@ from kvtiers.device.copier import (
     refuse_unfit,
     submitted_twice,
 )
-from kvtiers.device.geometry import CopyPlan, Geometry
+from kvtiers.device.geometry import Geometry
+from kvtiers.device.plans import CopyPlan
 from kvtiers.device.sides import Sides, cut_layers, cut_tails, sizes_of
 from kvtiers.device.streams import Device, Event
 from kvtiers.device.tables import WordCutter

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvtiers.device.copier import Direction
-from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, PageMap
+from kvtiers.device.geometry import Geometry, PageMap
+from kvtiers.device.plans import ChunkCopy, CopyPlan
 from kvtiers.device.strided import BlockPlace
 
 Turn = tuple[int, int]

@@ -11,15 +11,8 @@ import torch
 from kvtiers.chunks import round_up
 from kvtiers.device.copier import Copier, CopyOutcome, Direction
 from kvtiers.device.cpu import CpuCopier
-from kvtiers.device.geometry import (
-    CopyPlan,
-    Geometry,
-    GroupGeometry,
-    PageMap,
-    Run,
-    coalesce,
-    opaque_page,
-)
+from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, coalesce, opaque_page
+from kvtiers.device.plans import CopyPlan
 
 TOKENS = 4
 CELL = 24

@@ -3,7 +3,10 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, plan_copies
+from kvtiers.device.copier import Direction
+from kvtiers.device.geometry import Geometry
+from kvtiers.device.plans import ChunkCopy, CopyPlan, plan_copies
+from kvtiers.device.work import turn_of, work_of
 from tests.unit.device.device_kv import Model
 
 BLOCKS, SLOTS = 12, 5
@@ -11,7 +14,7 @@ OLD = 0xEE
 models = st.builds(
     Model,
     kind=st.sampled_from(["hnd", "nhd", "mla", "opaque"]),
-    heads=st.sampled_from([8]),
+    heads=st.sampled_from([8, 16]),
     layers=st.integers(1, 3),
     blocks_per_chunk=st.integers(1, 4),
 )
@@ -22,6 +25,19 @@ few_heads = st.builds(
     layers=st.integers(1, 3),
     blocks_per_chunk=st.integers(1, 4),
 )
+
+
+def touched(geometry: Geometry, chunk: ChunkCopy) -> list[tuple[int, int]]:
+    """Spans of a chunk that one rank writes when it stores it, zeros included."""
+    (group,) = work_of(CopyPlan((chunk,)), Direction.STORE, geometry)
+    payload, whole = geometry.payload_bytes(chunk.group), geometry.chunk_bytes(chunk.group)
+    spans = [(payload, whole)] * len(group.tails)
+    for layer, page in enumerate(geometry.groups[chunk.group].pages):
+        work = group.by_turn[turn_of(page)]
+        for sub in [place[1] for place in [*work.places, *work.zeroed]]:
+            start = geometry.page_start(chunk.group, layer, sub)
+            spans += [(start + a, start + b) for run in page.runs for a, b in run.page_spans()]
+    return spans
 
 
 def plan_of(*pairs: tuple[int, int]) -> CopyPlan:

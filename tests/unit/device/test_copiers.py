@@ -12,7 +12,8 @@ from kvtiers.chunks import PAGE_BYTES
 from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.cuda_copier import CudaCopier
-from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, GroupGeometry, plan_copies
+from kvtiers.device.geometry import Geometry, GroupGeometry
+from kvtiers.device.plans import ChunkCopy, CopyPlan, plan_copies
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.testing.host_device import HostDevice
 from tests.unit.device.device_kv import Model, copier, copy_now, paddings_of, pages_of, tensors_of

@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from kvtiers.device.cuda import RegionForVllm, vllm_compatible
-from kvtiers.device.geometry import (
-    ChunkCopy,
-    CopyPlan,
-    Geometry,
-    GroupGeometry,
-    opaque_page,
-)
+from kvtiers.device.geometry import Geometry, GroupGeometry, opaque_page
+from kvtiers.device.plans import ChunkCopy, CopyPlan
 from kvtiers.errors import Kind, KVTiersError
 from tests.unit.device.device_kv import Model
 

@@ -7,7 +7,7 @@ import torch
 
 from kvtiers.device.copier import Direction
 from kvtiers.device.cuda_copier import CudaCopier
-from kvtiers.device.geometry import plan_copies
+from kvtiers.device.plans import plan_copies
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.testing.host_device import HostDevice
 from tests.unit.device.device_kv import Model, copier, tensors_of

@@ -7,37 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtiers.chunks import PAGE_BYTES, GroupLayout
-from kvtiers.device.copier import Direction
-from kvtiers.device.geometry import (
-    ChunkCopy,
-    CopyPlan,
-    Geometry,
-    GroupGeometry,
-    PageMap,
-    Run,
-    coalesce,
-    opaque_page,
-    plan_copies,
-)
-from kvtiers.device.work import turn_of, work_of
+from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, coalesce, opaque_page
+from kvtiers.device.plans import ChunkCopy, plan_copies
 from kvtiers.errors import Kind, KVTiersError
 from tests.unit.device.device_kv import CELL, TOKENS, Model
+from tests.unit.device.device_plans import few_heads, models, touched
 
 TP = [1, 2, 4, 8]
-models = st.builds(
-    Model,
-    kind=st.sampled_from(["hnd", "nhd", "mla", "opaque"]),
-    heads=st.sampled_from([8, 16]),
-    layers=st.integers(1, 3),
-    blocks_per_chunk=st.integers(1, 4),
-)
-few_heads = st.builds(
-    Model,
-    kind=st.sampled_from(["hnd", "nhd"]),
-    heads=st.sampled_from([1, 2, 4]),
-    layers=st.integers(1, 3),
-    blocks_per_chunk=st.integers(1, 4),
-)
 
 
 def two_groups(blocks_per_chunk: int = 1) -> Geometry:
@@ -50,19 +26,6 @@ def two_groups(blocks_per_chunk: int = 1) -> Geometry:
         ),
         blocks_per_chunk,
     )
-
-
-def touched(geometry: Geometry, chunk: ChunkCopy) -> list[tuple[int, int]]:
-    """Spans of a chunk that one rank writes when it stores it, zeros included."""
-    (group,) = work_of(CopyPlan((chunk,)), Direction.STORE, geometry)
-    payload, whole = geometry.payload_bytes(chunk.group), geometry.chunk_bytes(chunk.group)
-    spans = [(payload, whole)] * len(group.tails)
-    for layer, page in enumerate(geometry.groups[chunk.group].pages):
-        work = group.by_turn[turn_of(page)]
-        for sub in [place[1] for place in [*work.places, *work.zeroed]]:
-            start = geometry.page_start(chunk.group, layer, sub)
-            spans += [(start + a, start + b) for run in page.runs for a, b in run.page_spans()]
-    return spans
 
 
 @given(st.one_of(models, few_heads), st.sampled_from(TP), st.integers(0, 9), st.data())

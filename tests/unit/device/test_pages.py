@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from kvtiers.device.copier import Direction
-from kvtiers.device.geometry import ChunkCopy, CopyPlan, Geometry, GroupGeometry, opaque_page
+from kvtiers.device.geometry import Geometry, GroupGeometry, opaque_page
 from kvtiers.device.pages.attention import KVTensor, attention_page
 from kvtiers.device.pages.latent import latent_page
 from kvtiers.device.pages.report import report
 from kvtiers.device.pages.shares import is_even, share_of
 from kvtiers.device.pages.state import state_pages
+from kvtiers.device.plans import ChunkCopy, CopyPlan
 from kvtiers.errors import Kind, KVTiersError
 from tests.unit.device.device_kv import copy_now
 from tests.unit.device.pages_kv import (

@@ -24,7 +24,8 @@ from vllm.v1.kv_offload.base import (
 
 from kvtiers.core.load import NO_SLOT
 from kvtiers.device.copier import Copier, Direction
-from kvtiers.device.geometry import CopyPlan, Geometry, plan_copies
+from kvtiers.device.geometry import Geometry
+from kvtiers.device.plans import CopyPlan, plan_copies
 from kvtiers.engines.vllm.stages import of_stage
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.host.region import Region

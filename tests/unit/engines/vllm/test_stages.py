@@ -5,17 +5,12 @@ from types import SimpleNamespace
 import pytest
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 
-from kvtiers.device.geometry import (
-    ChunkCopy,
-    Geometry,
-    GroupGeometry,
-    PageMap,
-    Run,
-    unwritten,
-)
+from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run
+from kvtiers.device.plans import ChunkCopy
 from kvtiers.engines.vllm.layout import record_of
 from kvtiers.engines.vllm.stages import joined, layers_of, of_stage, shares_of
 from kvtiers.errors import ConfigError
+from tests.unit.device.device_plans import touched
 
 WHOLE = {0: (64, 64, 64, 96), 1: (200, 200)}
 """The page of each layer of each group."""
@@ -70,12 +65,7 @@ def test_ranks_of_all_stages_write_every_byte_of_a_chunk_once(offloading_config,
     ranks = stages_of(offloading_config, tp)
     for group in WHOLE:
         chunk = ChunkCopy(group, 3, blocks=((1, 7),), missing=(0,))
-        spans = []
-        for own, _ in ranks:
-            for layer, page in enumerate(own.groups[group].pages):
-                start = own.page_start(group, layer, sub_block=1)
-                spans += [(start + a, start + b) for r in page.runs for a, b in r.page_spans()]
-            spans += [span for run in unwritten(own, chunk) for span in run.page_spans()]
+        spans = [span for own, _ in ranks for span in touched(own, chunk)]
         ends = [0, *(stop for _, stop in sorted(spans))]
         assert [start for start, _ in sorted(spans)] == ends[:-1]
         assert ends[-1] == ranks[0][0].chunk_bytes(group)
