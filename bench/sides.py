@@ -158,7 +158,7 @@ def manager_over(
     return VllmManager(
         core,
         clock=time.monotonic,
-        stats=StatsExporter(metrics, [f"1:{tier.name}"], chunk_bytes),
+        stats=StatsExporter(metrics, core.tiers, chunk_bytes),
         events=KVEvents(False, describe=False),
         sink=metrics,
         on_shutdown=lambda: None,

@@ -1,6 +1,7 @@
 """What one engine was granted of the quota of a root, spends, and gives back."""
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -176,9 +177,11 @@ class Account:
     @contextlib.contextmanager
     def turn(self) -> Iterator[Turn]:
         """Alone at the quota file; what the body was granted may be spent afterwards."""
+        if self._name is None:
+            raise OSError(errno.ESHUTDOWN, "the store was closed meanwhile", self._file.path)
         try:
             with self._file.locked() as quota:
-                turn = Turn(quota, self._name or "")
+                turn = Turn(quota, self._name)
                 freed = self._meet(quota, turn.name)
                 yield turn
         except OSError:

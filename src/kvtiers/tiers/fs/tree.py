@@ -40,15 +40,16 @@ def measure(root: str, namespaces: Iterable[str] | None = None) -> Measure:
     """
     total, unlisted = 0, list[OSError]()
     if namespaces is None:
-        total = _size(os.path.join(root, names.QUOTA))
+        total = _size(os.path.join(root, names.QUOTA), unlisted)
         namespaces = names.namespaces(root)
     for namespace in namespaces:
         folder = os.path.join(root, namespace)
         entries = _all_entries(folder, unlisted)
         below = [e.path for e in entries if e.is_dir(follow_symlinks=False)]
         for place in sorted(below, key=_visit):
-            total += sum(_size(path) for path in _files(place, unlisted))
-        total += sum(_size(e.path) for e in _all_entries(folder, unlisted) if not _is_folder(e))
+            total += sum(_size(path, unlisted) for path in _files(place, unlisted))
+        direct = (e.path for e in _all_entries(folder, unlisted) if not _is_folder(e))
+        total += sum(_size(path, unlisted) for path in direct)
     return Measure(total, unlisted[0] if unlisted else None)
 
 
@@ -87,7 +88,7 @@ def files_below(root: str, folders: Iterable[str]) -> Iterator[tuple[str, int]]:
     direct = (entry.path for entry in _entries(root) if not _is_folder(entry))
     below = (p for name in folders for p in _files(os.path.join(root, name), []))
     for path in (*direct, *below):
-        yield path, _size(path)
+        yield path, _size(path, [])
 
 
 def _visit(path: str) -> tuple[int, str]:
@@ -132,10 +133,13 @@ def _files(folder: str, unlisted: list[OSError]) -> Iterator[str]:
             yield os.path.join(where, name)
 
 
-def _size(path: str) -> int:
+def _size(path: str, unlisted: list[OSError]) -> int:
     try:
         return os.lstat(path).st_size
     except FileNotFoundError:
+        return 0
+    except PermissionError as e:  # its folder may be listed, and not entered
+        _note(unlisted, PermissionError(e.errno, e.strerror, os.path.dirname(path)))
         return 0
 
 

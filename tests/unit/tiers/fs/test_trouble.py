@@ -18,6 +18,7 @@ from kvtiers.chunks import Lookup
 from kvtiers.errors import ConfigError, Kind
 from kvtiers.events import ChunksRemoved, Reason
 from kvtiers.tiers.fs.names import QUOTA
+from kvtiers.tiers.fs.shared import read_quota
 from tests.unit.tiers.fs.fs_kit import Folder, capacity, read, write
 from tests.unit.tiers.fs.log.log_kit import Log
 from tests.unit.tiers.fs.test_tier import bench
@@ -461,6 +462,47 @@ def test_what_may_not_be_listed_goes_on_counting(
     assert folder.disk_bytes() <= bound
     store.check()
     store.close()
+
+
+def test_a_folder_that_may_be_listed_and_not_entered_goes_on_counting(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = folder.open(capacity_bytes=capacity(20))
+    write(store, *range(10))
+    shut = os.path.dirname(folder.file(3))
+    real = os.lstat
+
+    def refused(path: Any, **where: Any) -> os.stat_result:
+        if os.path.dirname(path) == shut:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, **where)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "lstat", refused)
+        store._account.count()
+        assert store.used_bytes >= folder.disk_bytes()
+        assert f"{shut} cannot be listed" in caplog.text
+    store._account.count()
+    assert store.used_bytes == folder.disk_bytes()
+    store.close()
+
+
+def test_a_write_that_outlives_its_store_asks_for_no_room(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quota would know it as nobody, and hold its grant for ever."""
+    store = folder.open(capacity_bytes=capacity(20))
+    reserve = store._room.reserve
+
+    def after_the_end(size: int) -> None:
+        store.close()
+        reserve(size)
+
+    monkeypatch.setattr(store._room, "reserve", after_the_end)
+    (kind,) = write(store, 1)
+    assert kind is Kind.IO
+    assert read_quota(str(folder.root)).members == {}
+    assert not os.path.exists(folder.file(1))
 
 
 def test_nothing_is_granted_where_nobody_ever_counted_what_may_not_be_listed(

@@ -16,6 +16,7 @@ never pass for this one. The sequence number grows with every use of a segment, 
 earlier use left behind is never taken for a part of this one.
 """
 
+import math
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ MAX_SEGMENT_PAGES = 1 << 19
 """2 GiB: a location in the index stays a small number."""
 MAX_CHUNK_PAGES = (1 << 18) - 1
 """A page less than 1 GiB, for the same reason."""
-_MAX_SEQUENCE = 1 << 62
+_MAX_SEQUENCE = 1 << 44
 """No log comes near it: a larger one is forged, and would leave no number for the next use."""
 MAX_ROWS = 256
 """Of a run: so many payloads go into one vectored call."""
@@ -96,7 +97,9 @@ def parse_header(page: bytes | memoryview) -> Header | None:
     if magic != _HEADER_MAGIC or version != VERSION:
         return None
     pages, odd = divmod(length, PAGE_BYTES)
-    if odd or not FIRST_PAGE < pages <= MAX_SEGMENT_PAGES or sequence > _MAX_SEQUENCE:
+    if odd or not FIRST_PAGE < pages <= MAX_SEGMENT_PAGES or sequence >= _MAX_SEQUENCE:
+        return None
+    if not math.isfinite(created_at):
         return None
     return Header(sequence, length, created_at, namespace.hex())
 

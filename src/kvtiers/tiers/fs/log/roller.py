@@ -85,12 +85,12 @@ class Roller:
                     if seen is not None and core.pool.active is seen:
                         last = seen.fill()
                     core.pool.active = following
+            if seen is not None and last:  # before anything may leave that was begun later
+                core.seal(seen)
             with self._preparing:  # others may write to it meanwhile
                 self.prepare()
         finally:
             self.report()
-            if seen is not None and last:
-                core.seal(seen)
 
     def _begin_another(self) -> Segment:
         core = self._core

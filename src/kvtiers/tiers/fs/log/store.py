@@ -146,14 +146,17 @@ class LogStore:
 
         Refused while other writes run, which would go on in the new folder. Within ``_writing``.
         """
-        if not self._is_lost(self._core):
+        core = self._core
+        if not self._is_lost(core):
             return None
         with self._gate:
             alone = self._writers == 1
         if not alone:
             return removed(self._root, "and writes are under way")
+        if self._core is not core:  # a call that has ended meanwhile began it anew
+            return self._see_to_folder()
         self._ownership.close()
-        return self._renewal.begin(self._core.complaints)
+        return self._renewal.begin(core.complaints)
 
     # -- the contract ---------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ def test_a_file_is_not_lengthened_beyond_the_capacity(log):
     assert max(lengths, default=0) <= CAPACITY
 
 
-@pytest.mark.parametrize("sequence", [1 << 63, (1 << 64) - 1])
+@pytest.mark.parametrize("sequence", [1 << 44, 1 << 62, 1 << 63, (1 << 64) - 1])
 def test_a_number_after_which_there_is_none_does_not_end_all_writes(log, sequence):
     lay(log, Header(sequence, SEGMENT, 1.0, NAMESPACE.id))
     store = log.open()

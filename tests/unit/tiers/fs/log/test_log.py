@@ -21,6 +21,7 @@ from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.opening import segment_bytes_for
 from kvtiers.tiers.fs.log.pool import State
+from kvtiers.tiers.fs.log.roller import Roller
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.fs.names import QUOTA
 from kvtiers.tiers.urls import open_place
@@ -96,6 +97,19 @@ def test_a_segment_is_begun_by_nobody_while_its_file_is_made(log, monkeypatch):
         results = [*first.result(), *second.result()]
     assert results == [None] * 9
     store.check()
+
+
+def test_a_segment_is_sealed_before_one_that_was_begun_later_may_leave(log, monkeypatch):
+    """Else what that one says was deleted of it would be back after a restart."""
+    store, prepare = log.open(), Roller.prepare
+
+    def look_first(roller):
+        full = [s for s in store._core.pool.segments.values() if s.state is State.FULL]
+        assert full == [], "not sealed yet"
+        prepare(roller)
+
+    monkeypatch.setattr(Roller, "prepare", look_first)
+    fill(store, segments=3)
 
 
 def test_what_leaves_is_said_and_the_rest_is_there(log):

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import ChunksRemoved, Reason
 from kvtiers.tiers.base import Item
+from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
+from kvtiers.tiers.fs.log.core import LogCore
+from kvtiers.tiers.fs.log.removed import Renewal
 from tests.unit.tiers.fs.log.log_kit import CAPACITY, Log, held, kill, read, write
 from tests.unit.tiers.fs.log.test_hung import load, open_tier, store
 from tests.unit.tiers.tier_kit import CHUNK, NAMESPACE, context, filled, key, payload
@@ -249,3 +254,41 @@ def test_the_tier_says_what_was_removed_and_goes_on(tmp_path: Path) -> None:
     load(bench, 1, 4)
     bench.store.check()
     bench.tier.shutdown(10)
+
+
+def test_a_log_is_begun_anew_once_although_two_calls_saw_it_lost(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one saw it while the first began it anew, and goes on when that has ended."""
+    opened, begun = log.open(), list[str]()
+    write(opened, 1)
+    shutil.rmtree(log.root)
+    seen, go_on = threading.Event(), threading.Event()
+    is_lost, begin = LogStore._is_lost, Renewal.begin
+
+    def slow_look(store: LogStore, core: LogCore) -> bool:
+        lost = is_lost(store, core)
+        if lost and threading.current_thread().name.startswith("second"):
+            seen.set()
+            assert go_on.wait(20)
+        return lost
+
+    monkeypatch.setattr(LogStore, "_is_lost", slow_look)
+    with ThreadPoolExecutor(1, "second") as second:
+        pending = list[Any]()
+
+        def with_a_witness(renewal: Renewal, complaints: Complaints) -> KVTiersError | None:
+            begun.append(threading.current_thread().name)
+            if not pending:
+                pending.append(second.submit(opened.write, [Item(key(2), filled(2))]))
+                assert seen.wait(20)
+            return begin(renewal, complaints)
+
+        monkeypatch.setattr(Renewal, "begin", with_a_witness)
+        write(opened, 3)
+        go_on.set()
+        assert pending[0].result(20) == [None]
+    assert len(begun) == 1
+    assert held(opened, range(9)) == [2, 3]
+    assert read(opened, 2, 3) == [payload(2), payload(3)]
+    opened.check()
