@@ -141,10 +141,14 @@ def test_it_counts_what_du_counts(tier, words):
 def test_what_is_promised_to_an_engine_stays(tier):
     promised = time.time() + 20
     os.utime(tier.file(KEYS[0]), (promised, promised))
-    ran = good(kvtiers("gc", tier.url, "--max-bytes", "0", "--json")).json
+    ran = kvtiers("gc", tier.url, "--max-bytes", "0", "--json")
     assert (left(tier), left(tier, OTHER)) == ([0], [])
-    assert (ran["chunks"], ran["in_use"]) == (5, 1)
-    assert "1 chunks are in use" in good(kvtiers("gc", tier.url, "--max-bytes", "0")).out
+    assert (ran.status, ran.json["chunks"], ran.json["in_use"]) == (1, 5, 1)
+    (said,) = ran.json["warnings"]
+    assert said == "more is left than --max-bytes: 1 chunks are in use by engines"
+    roomy = FILE + BESIDES
+    assert good(kvtiers("gc", tier.url, "--max-bytes", roomy, "--json")).json["in_use"] == 0
+    assert good(kvtiers("gc", tier.url, "--older-than", "1s", "--json")).json["chunks"] == 0
 
 
 @only_files

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Delete; 0 when it is done, 1 if something would not go."""
+    """Delete; 0 when it is done, 1 if something would not go, or is in use and above the bound."""
     max_bytes = older_than_s = None
     if arguments.max_bytes is not None:
         max_bytes = parse_size("--max-bytes", arguments.max_bytes)
@@ -48,6 +48,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     for name in report.failed:
         output.warn(f"{name} cannot be deleted")
     after = report.before_bytes - report.bytes
+    missed = max_bytes is not None and after > max_bytes and report.in_use > 0
+    if missed:
+        output.warn(f"more is left than --max-bytes: {report.in_use} chunks are in use by engines")
     document = {
         "url": place.url,
         "dry_run": arguments.dry_run,
@@ -73,11 +76,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             f"{did} {report.by_namespace.total()} chunks, {size(report.bytes)} in all; "
             f"{size(after)} {'would be left' if arguments.dry_run else 'are left'}"
         )
-        if max_bytes is not None and after > max_bytes:
-            output.line(_why_above(report))
+        if max_bytes is not None and after > max_bytes and not missed:
+            output.line("what is left above --max-bytes is no chunk: see kvtiers du")
 
     output.show(document, human)
-    return 1 if report.failed else 0
+    return 1 if report.failed or missed else 0
 
 
 def _besides(report: Report, killed: int) -> list[tuple[str, int]]:
@@ -90,12 +93,6 @@ def _besides(report: Report, killed: int) -> list[tuple[str, int]]:
         ("empty folders", len(report.empty_folders)),
     ]
     return [(what, count) for what, count in counts if count]
-
-
-def _why_above(report: Report) -> str:
-    if report.in_use:
-        return f"{report.in_use} chunks are in use by engines, so more is left than --max-bytes"
-    return "what is left above --max-bytes is no chunk: see kvtiers du"
 
 
 def parse_age(key: str, text: str) -> float:
