@@ -346,6 +346,27 @@ def test_a_dry_migration_makes_nothing(tier, target):
     assert not target.root.exists()
 
 
+@pytest.mark.parametrize("below", ["sub", "log/x", NAMESPACE.id])
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_tier_inside_another_is_refused(tier, target_layout, tmp_path, below, by_link):
+    """Its bytes would be within nobody's bound."""
+    (tmp_path / "link").symlink_to(tier.root)
+    inner = Tier((tmp_path / "link" if by_link else tier.root) / below, target_layout)
+    before = tier.image()
+    ran = kvtiers("migrate", tier.url, inner.new)
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert f"TO lies inside FROM, {tier.root}/{below} in {tier.root}:" in ran.err
+    outer = Tier(tmp_path, target_layout)
+    ran = kvtiers("migrate", f"fs://{tmp_path}/link" if by_link else tier.url, outer.new)
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "FROM lies inside TO" in ran.err
+    assert tier.image() == before
+
+
+def test_a_folder_whose_name_begins_alike_is_another(tier, tmp_path, target_layout):
+    good(kvtiers("migrate", tier.url, Tier(tmp_path / f"{tier.root.name}2", target_layout).new))
+
+
 def test_damaged_chunks_do_not_travel(tier, target):
     tier.damage(KEYS[1])
     ran = kvtiers("migrate", tier.url, target.new, "--json")
