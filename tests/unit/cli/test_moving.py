@@ -11,7 +11,7 @@ import pytest
 from kvtiers.chunks import PAGE_BYTES, make_key
 from kvtiers.cli.archive import writing
 from kvtiers.hashing import chunk_keys
-from kvtiers.tiers.base import Item
+from kvtiers.tiers.base import Entry, Item
 from tests.unit.cli.cli_kit import (
     CAPACITY,
     CHUNK,
@@ -25,6 +25,7 @@ from tests.unit.cli.cli_kit import (
     kvtiers,
     manifest,
     only_files,
+    write_json,
 )
 from tests.unit.tiers.fs.fs_kit import OVERHEAD
 from tests.unit.tiers.tier_kit import filled
@@ -122,6 +123,43 @@ def test_an_export_that_ends_early_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt), writing(str(tmp_path / "a"), [NAMESPACE]):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_written_is_not_remembered(tmp_path):
+    with writing(str(tmp_path / "a"), [NAMESPACE]) as archive:
+        for key in KEYS:
+            archive.add(NAMESPACE.id, Entry(key, CHUNK, WALL), memoryview(bytes(CHUNK)))
+            assert len(archive._tar.getmembers()) == 0
+    with tarfile.open(tmp_path / "a") as tar:
+        assert len(tar.getnames()) == 1 + len(KEYS) + 1
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_nothing_to_export_is_said_and_no_archive_is_left(tier, tmp_path, force):
+    tokens = write_json(tmp_path / "tokens", [])
+    bare = Tier(tmp_path / "bare", tier.layout)
+    bare.fill(KEYS[:1])
+    bare.forget(KEYS[0])
+    for words, why in (
+        ([tier.url, tmp_path / "a", "--tokens", tokens], "no chunk of this prompt"),
+        ([bare.url, tmp_path / "a"], "holds no chunk"),
+        ([tier.url, "-"], "write ./- if that is the name"),
+    ):
+        ran = kvtiers("export", *words, *force)
+        assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert why in ran.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bare", "kv", "tokens"]
+
+
+def test_if_all_chunks_are_damaged_there_is_no_archive(tmp_path, layout):
+    tier = Tier(tmp_path / "kv", layout).fill(KEYS[:2])
+    for key in KEYS[:2]:
+        tier.damage(key)
+    ran = kvtiers("export", tier.url, tmp_path / "a", "--json")
+    assert (ran.status, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert "none of 2 chunks can be exported" in ran.err
+    assert "checksum differs" in ran.err
+    assert not (tmp_path / "a").exists()
 
 
 def rewritten(archive, change):
