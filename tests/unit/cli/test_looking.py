@@ -85,7 +85,9 @@ def test_du_counts_what_a_capacity_counts(tier):
 
 def test_du_does_not_count_strangers(tier):
     before = good(kvtiers("du", tier.url, "--json")).json
-    (tier.root / "note").write_bytes(b"abc")
+    (tier.root / "note").write_bytes(b"a")
+    (tier.root / "folder").mkdir()
+    (tier.root / "folder" / "note").write_bytes(b"bc")
     after = good(kvtiers("du", tier.url, "--json")).json
     assert after["bytes"] == before["bytes"]
     assert sum(u["bytes"] for u in after["usage"]) == sum(u["bytes"] for u in before["usage"]) + 3
