@@ -6,9 +6,10 @@ import time
 import pytest
 
 from kvtiers.chunks import PAGE_BYTES
+from kvtiers.cli import trials
 from kvtiers.tiers.fs import maintain
 from kvtiers.tiers.fs.log.ownership import TEMP
-from kvtiers.tiers.fs.names import leaving
+from kvtiers.tiers.fs.names import TRIAL, leaving
 from kvtiers.tiers.fs.quota import STATE_BYTES
 from tests.unit.cli.cli_kit import (
     CHUNK,
@@ -126,6 +127,9 @@ def test_it_counts_what_du_counts(tier, words):
         (dead_scratch(tier.root / NAMESPACE.id) / "0").write_bytes(bytes(4096))
     else:
         (tier.root / "log" / TEMP).write_bytes(bytes(4096))
+    killed = tier.root / f"{TRIAL}x" / "tier"
+    killed.mkdir(parents=True)
+    (killed / "0").write_bytes(bytes(12345))
     before = taken(tier)
     would = good(kvtiers("gc", tier.url, *words, "--dry-run", "--json")).json
     if "--namespace" not in words:
@@ -133,8 +137,20 @@ def test_it_counts_what_du_counts(tier, words):
     did = good(kvtiers("gc", tier.url, *words, "--json")).json
     assert did["bytes"] == before - taken(tier)
     assert {**would, "dry_run": False} == did
+    assert killed.exists() == ("--namespace" in words)
     if "--namespace" not in words:
         assert did["bytes_left"] == taken(tier)
+
+
+def test_a_measurement_that_cannot_be_removed_is_said(tier, monkeypatch):
+    killed = tier.root / f"{TRIAL}x"
+    killed.mkdir()
+    (killed / "0").write_bytes(bytes(12345))
+    monkeypatch.setattr(trials.shutil, "rmtree", lambda path, ignore_errors: None)
+    ran = kvtiers("gc", tier.url, "--json")
+    assert (ran.status, ran.json["failed"], ran.json["bytes"]) == (1, 1, 0)
+    assert ran.json["warnings"] == [f"{killed.name} cannot be deleted"]
+    assert ran.json["bytes_left"] == taken(tier)
 
 
 @only_files
