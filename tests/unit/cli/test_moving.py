@@ -401,6 +401,19 @@ def test_a_tier_inside_another_is_refused(tier, target_layout, tmp_path, below, 
     assert tier.image() == before
 
 
+@only_files
+def test_both_layouts_of_one_folder_are_the_same_folder(tier, tmp_path):
+    """No engine can work there, and each is to come to a folder of its own."""
+    log = Tier(tmp_path / "other", "log").fill(KEYS[:1])
+    (log.root / "log").rename(tier.root / "log")
+    (tmp_path / "link").symlink_to(tier.root)
+    words = [f"{tier.url}?layout=files", f"fs://{tmp_path}/link?layout=log"]
+    for one, other in (words, words[::-1]):
+        ran = kvtiers("migrate", one, other)
+        assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert f"FROM and TO are the same folder: {tier.root}" in ran.err
+
+
 def test_a_folder_whose_name_begins_alike_is_another(tier, tmp_path, target_layout):
     good(kvtiers("migrate", tier.url, Tier(tmp_path / f"{tier.root.name}2", target_layout).new))
 

@@ -71,9 +71,9 @@ def _copy(
 def _refuse_mixed(source: Place, target: Place) -> None:
     """Neither tier would count, nor ever evict, what lies in the folder of the other."""
     one, other = (os.path.realpath(place.options["root_dir"]) for place in (source, target))
-    if one == other and source.layout == target.layout:
-        raise ConfigError(f"FROM and TO are the same: {source.url}")
-    if one != other and os.path.commonpath([one, other]) in (one, other):
+    if one == other:
+        raise ConfigError(f"FROM and TO are the same folder: {one}")
+    if os.path.commonpath([one, other]) in (one, other):
         inner, outer = ("TO", "FROM") if len(other) > len(one) else ("FROM", "TO")
         raise ConfigError(
             f"{inner} lies inside {outer}, {max(one, other, key=len)} in "
