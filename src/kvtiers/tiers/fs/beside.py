@@ -23,7 +23,7 @@ def folders_beside(
     """
     for folder in _strangers(root, is_ours):
         tried = os.path.basename(folder).startswith(names.TRIAL)
-        part = Part.TEMPORARY if tried else Part.FOREIGN
+        part = Part.TRIAL if tried else Part.FOREIGN
         for number, nbytes in enumerate(_sizes_below(folder)):
             if number >= _MOST and not tried:
                 complain(f"{folder} holds more than {_MOST} names: the rest of it is not counted")

@@ -24,7 +24,7 @@ def test_what_lies_deep_counts_and_what_is_ours_or_no_folder_does_not(tmp_path):
     link = len(os.fsencode(tmp_path))
     trial = len(names.TRIAL) + 1
     assert found(tmp_path) == sorted(
-        [(Part.FOREIGN.value, 5), (Part.FOREIGN.value, link), (Part.TEMPORARY.value, trial)]
+        [(Part.FOREIGN.value, 5), (Part.FOREIGN.value, link), (Part.TRIAL.value, trial)]
     )
     assert bytes_below(str(tmp_path / "a")) == 5 + link
 
@@ -37,7 +37,7 @@ def test_a_folder_without_end_is_cut_and_said(tmp_path, monkeypatch):
             (tmp_path / name / str(number)).touch()
     said = []
     sizes = found(tmp_path, said.append)
-    assert sizes == [("foreign", 0)] * (10 + 3) + [("temporary", 0)] * 30
+    assert sizes == [("foreign", 0)] * (10 + 3) + [("trial", 0)] * 30
     large = tmp_path / "large"
     assert said == [f"{large} holds more than 10 names: the rest of it is not counted"]
 

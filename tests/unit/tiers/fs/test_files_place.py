@@ -210,7 +210,7 @@ def test_every_byte_is_accounted_for(folder, place):
     assert whole == {
         ("", Part.OTHER): (1, STATE_BYTES),
         ("", Part.FOREIGN): (2, 3 + len(b"not ours, but it takes room")),
-        ("", Part.TEMPORARY): (1, 5),
+        ("", Part.TRIAL): (1, 5),
         (NAMESPACE.id, Part.CHUNKS): (1, PAGE_BYTES + CHUNK),
         (NAMESPACE.id, Part.TEMPORARY): (1, 0),
         (NAMESPACE.id, Part.QUARANTINE): (1, PAGE_BYTES + CHUNK),
