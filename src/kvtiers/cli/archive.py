@@ -62,6 +62,7 @@ class ArchiveWriter:
         member = tarfile.TarInfo(name)
         member.size, member.mtime, member.mode = len(data), max(0, int(at)), 0o600
         self._tar.addfile(member, io.BytesIO(data))
+        self._tar.getmembers().clear()  # nobody asks for them, and a tier may hold millions
 
 
 @contextlib.contextmanager

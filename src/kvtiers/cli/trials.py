@@ -7,13 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-_PREFIX = ".kvtiers-bench-"
+from kvtiers.tiers.fs.names import TRIAL
 
 
 @contextlib.contextmanager
 def trial_folder(root: str) -> Iterator[str]:
     """A folder in ``root``, locked (flock) while it is in use. Raises OSError."""
-    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=root)
+    folder = tempfile.mkdtemp(prefix=TRIAL, dir=root)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -26,7 +26,7 @@ def trial_folder(root: str) -> Iterator[str]:
 def left_behind(root: str) -> list[str]:
     """Folders of tools that died in ``root``."""
     with contextlib.suppress(OSError), os.scandir(root) as entries:
-        named = [e for e in entries if e.name.startswith(_PREFIX)]
+        named = [e for e in entries if e.name.startswith(TRIAL)]
         return [e.path for e in named if e.is_dir(follow_symlinks=False) and _is_dead(e.path)]
     return []
 

@@ -38,6 +38,8 @@ class Part(Enum):
     """Damaged chunks, put aside."""
     OTHER = "other"
     """Manifests, indexes, locks, and what somebody put among them."""
+    TRIAL = "trial"
+    """Of a measurement, or left by one that was killed: no capacity counts it."""
     FOREIGN = "foreign"
     """Not ours: no capacity counts it."""
 

@@ -109,9 +109,9 @@ def verify(
     if record.key != key:
         return _corrupt(f"it holds the foreign key {record.key.hex()}")
     if record.payload_bytes != len(payload):
-        how = "short" if record.payload_bytes < len(payload) else "long"
+        how = "short" if len(payload) < record.payload_bytes else "long"
         return _corrupt(
-            f"the payload is {how}: {record.payload_bytes} bytes instead of {len(payload)}"
+            f"the stored payload is {how}: {len(payload)} bytes instead of {record.payload_bytes}"
         )
     if xxh3_64_intdigest(payload) != record.payload_xxh3:
         return _corrupt("the payload is damaged: its checksum differs")

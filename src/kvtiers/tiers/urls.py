@@ -153,8 +153,15 @@ def parse_size(key: str, text: str) -> int:
     raise ConfigError(f"{key} is {text!a}: give bytes, or a size like 256MiB or 1.5GB")
 
 
+def _parse_capacity(key: str, text: str) -> int:
+    size = parse_size(key, text)
+    if not size:
+        raise ConfigError(f"{key} is {text!a}: give more than 0 bytes, or leave it out")
+    return size
+
+
 _PARAMETERS: Mapping[str, tuple[str, Callable[[str, str], object]]] = {
     "layout": ("layout", _one_of(*LAYOUTS)),
-    "capacity": ("capacity_bytes", parse_size),
+    "capacity": ("capacity_bytes", _parse_capacity),
     "direct_io": ("direct_io", _one_of("auto", "on", "off")),
 }

@@ -73,6 +73,15 @@ def test_it_is_measured_beside_the_owner_of_a_log(tier):
     store.close()
 
 
+def test_the_other_layout_is_measured_where_one_is_in_use(tier):
+    """What ``doctor`` advises to try."""
+    before = tier.image()
+    other = "log" if tier.layout == "files" else "files"
+    ran = good(kvtiers("bench", "tier", f"{tier.url}?layout={other}", *WORDS, "--json")).json
+    assert ran["layout"] == other
+    assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
+
+
 def test_a_bounded_tier_is_neither_filled_nor_asked(tier):
     """Its capacity is for its chunks: the measurement has a folder of its own."""
     before = tier.image()

@@ -417,6 +417,13 @@ def test_few_open_files_and_little_locked_memory_are_warned_of():
     assert (graded(ran)["open files"], graded(ran)["locked memory"]) == ("warn", "warn")
 
 
+def test_a_configuration_that_is_not_there_is_named_once(tmp_path):
+    ran = kvtiers("doctor", "--config", tmp_path / "absent.json")
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert ran.err.count("absent.json") == 1
+    assert "cannot be read: No such file or directory" in ran.err
+
+
 def test_the_tiers_of_a_configuration_and_one_more(tmp_path, tier):
     config = with_tier(root_dir=str(tmp_path / "new"), capacity_bytes=1 << 20)
     ran = good(kvtiers("doctor", tier.url, "--config", json.dumps(config), "--json"))

@@ -6,9 +6,10 @@ import time
 import pytest
 
 from kvtiers.chunks import PAGE_BYTES
+from kvtiers.cli import trials
 from kvtiers.tiers.fs import maintain, tree
 from kvtiers.tiers.fs.log.ownership import TEMP
-from kvtiers.tiers.fs.names import leaving
+from kvtiers.tiers.fs.names import TRIAL, leaving
 from kvtiers.tiers.fs.quota import STATE_BYTES
 from tests.unit.cli.cli_kit import (
     CHUNK,
@@ -116,16 +117,20 @@ def test_what_dead_engines_left_goes_too(tier):
 
 
 def taken(tier):
-    return good(kvtiers("du", tier.url, "--json")).json["bytes"]
+    usage = good(kvtiers("du", tier.url, "--json")).json["usage"]
+    return sum(u["bytes"] for u in usage if u["part"] != "foreign")
 
 
 @pytest.mark.parametrize("words", [[], ["--max-bytes", "0"], ["--namespace", OTHER.id]])
 def test_it_counts_what_du_counts(tier, words):
-    """Manifests, locks and what dead writers left included."""
+    """Manifests, locks and what dead writers and measurements left included."""
     if tier.layout == "files":
         (dead_scratch(tier.root / NAMESPACE.id) / "0").write_bytes(bytes(4096))
     else:
         (tier.root / "log" / TEMP).write_bytes(bytes(4096))
+    killed = tier.root / f"{TRIAL}x" / "tier"
+    killed.mkdir(parents=True)
+    (killed / "0").write_bytes(bytes(12345))
     before = taken(tier)
     would = good(kvtiers("gc", tier.url, *words, "--dry-run", "--json")).json
     if "--namespace" not in words:
@@ -133,18 +138,34 @@ def test_it_counts_what_du_counts(tier, words):
     did = good(kvtiers("gc", tier.url, *words, "--json")).json
     assert did["bytes"] == before - taken(tier)
     assert {**would, "dry_run": False} == did
+    assert killed.exists() == ("--namespace" in words)
     if "--namespace" not in words:
         assert did["bytes_left"] == taken(tier)
+
+
+def test_a_measurement_that_cannot_be_removed_is_said(tier, monkeypatch):
+    killed = tier.root / f"{TRIAL}x"
+    killed.mkdir()
+    (killed / "0").write_bytes(bytes(12345))
+    monkeypatch.setattr(trials.shutil, "rmtree", lambda path, ignore_errors: None)
+    ran = kvtiers("gc", tier.url, "--json")
+    assert (ran.status, ran.json["failed"], ran.json["bytes"]) == (1, 1, 0)
+    assert ran.json["warnings"] == [f"{killed.name} cannot be deleted"]
+    assert ran.json["bytes_left"] == taken(tier)
 
 
 @only_files
 def test_what_is_promised_to_an_engine_stays(tier):
     promised = time.time() + 20
     os.utime(tier.file(KEYS[0]), (promised, promised))
-    ran = good(kvtiers("gc", tier.url, "--max-bytes", "0", "--json")).json
+    ran = kvtiers("gc", tier.url, "--max-bytes", "0", "--json")
     assert (left(tier), left(tier, OTHER)) == ([0], [])
-    assert (ran["chunks"], ran["in_use"]) == (5, 1)
-    assert "1 chunks are in use" in good(kvtiers("gc", tier.url, "--max-bytes", "0")).out
+    assert (ran.status, ran.json["chunks"], ran.json["in_use"]) == (1, 5, 1)
+    (said,) = ran.json["warnings"]
+    assert said == "more is left than --max-bytes: 1 chunks are in use by engines"
+    roomy = FILE + BESIDES
+    assert good(kvtiers("gc", tier.url, "--max-bytes", roomy, "--json")).json["in_use"] == 0
+    assert good(kvtiers("gc", tier.url, "--older-than", "1s", "--json")).json["chunks"] == 0
 
 
 @only_files

@@ -83,12 +83,19 @@ def test_du_counts_what_a_capacity_counts(tier):
     assert ("RESERVED" in text) == (tier.layout == "log")
 
 
-def test_du_does_not_count_strangers(tier):
+def test_du_shows_strangers_and_measurements_and_adds_up_neither(tier):
     before = good(kvtiers("du", tier.url, "--json")).json
-    (tier.root / "note").write_bytes(b"abc")
+    (tier.root / "note").write_bytes(b"a")
+    (tier.root / "folder").mkdir()
+    (tier.root / "folder" / "note").write_bytes(b"bc")
+    trial = tier.root / f"{names.TRIAL}x"
+    trial.mkdir()
+    (trial / "chunk").write_bytes(b"defg")
     after = good(kvtiers("du", tier.url, "--json")).json
     assert after["bytes"] == before["bytes"]
-    assert sum(u["bytes"] for u in after["usage"]) == sum(u["bytes"] for u in before["usage"]) + 3
+    assert sum(u["bytes"] for u in after["usage"]) == sum(u["bytes"] for u in before["usage"]) + 7
+    text = good(kvtiers("du", tier.url)).out
+    assert "TRIAL  FOREIGN  " in text
 
 
 def test_du_says_the_bound_that_rules_here(tier):

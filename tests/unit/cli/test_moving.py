@@ -12,7 +12,7 @@ from kvtiers.chunks import PAGE_BYTES, make_key
 from kvtiers.cli.archive import writing
 from kvtiers.cli.commands import migrate
 from kvtiers.hashing import chunk_keys
-from kvtiers.tiers.base import Item
+from kvtiers.tiers.base import Entry, Item
 from tests.unit.cli.cli_kit import (
     CAPACITY,
     CHUNK,
@@ -26,6 +26,7 @@ from tests.unit.cli.cli_kit import (
     kvtiers,
     manifest,
     only_files,
+    write_json,
 )
 from tests.unit.tiers.fs.fs_kit import OVERHEAD
 from tests.unit.tiers.tier_kit import filled
@@ -123,6 +124,43 @@ def test_an_export_that_ends_early_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt), writing(str(tmp_path / "a"), [NAMESPACE]):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_written_is_not_remembered(tmp_path):
+    with writing(str(tmp_path / "a"), [NAMESPACE]) as archive:
+        for key in KEYS:
+            archive.add(NAMESPACE.id, Entry(key, CHUNK, WALL), memoryview(bytes(CHUNK)))
+            assert len(archive._tar.getmembers()) == 0
+    with tarfile.open(tmp_path / "a") as tar:
+        assert len(tar.getnames()) == 1 + len(KEYS) + 1
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_nothing_to_export_is_said_and_no_archive_is_left(tier, tmp_path, force):
+    tokens = write_json(tmp_path / "tokens", [])
+    bare = Tier(tmp_path / "bare", tier.layout)
+    bare.fill(KEYS[:1])
+    bare.forget(KEYS[0])
+    for words, why in (
+        ([tier.url, tmp_path / "a", "--tokens", tokens], "no chunk of this prompt"),
+        ([bare.url, tmp_path / "a"], "holds no chunk"),
+        ([tier.url, "-"], "write ./- if that is the name"),
+    ):
+        ran = kvtiers("export", *words, *force)
+        assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert why in ran.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bare", "kv", "tokens"]
+
+
+def test_if_all_chunks_are_damaged_there_is_no_archive(tmp_path, layout):
+    tier = Tier(tmp_path / "kv", layout).fill(KEYS[:2])
+    for key in KEYS[:2]:
+        tier.damage(key)
+    ran = kvtiers("export", tier.url, tmp_path / "a", "--json")
+    assert (ran.status, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert "none of 2 chunks can be exported" in ran.err
+    assert "checksum differs" in ran.err
+    assert not (tmp_path / "a").exists()
 
 
 def rewritten(archive, change):
@@ -345,6 +383,40 @@ def test_a_dry_migration_makes_nothing(tier, target):
     ran = good(kvtiers("migrate", tier.url, target.new, "--dry-run", "--json")).json
     assert sum(n["chunks"] for n in ran["namespaces"]) == 6
     assert not target.root.exists()
+
+
+@pytest.mark.parametrize("below", ["sub", "log/x", NAMESPACE.id])
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_tier_inside_another_is_refused(tier, target_layout, tmp_path, below, by_link):
+    """Its bytes would be within nobody's bound."""
+    (tmp_path / "link").symlink_to(tier.root)
+    inner = Tier((tmp_path / "link" if by_link else tier.root) / below, target_layout)
+    before = tier.image()
+    ran = kvtiers("migrate", tier.url, inner.new)
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert f"TO lies inside FROM, {tier.root}/{below} in {tier.root}:" in ran.err
+    outer = Tier(tmp_path, target_layout)
+    ran = kvtiers("migrate", f"fs://{tmp_path}/link" if by_link else tier.url, outer.new)
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "FROM lies inside TO" in ran.err
+    assert tier.image() == before
+
+
+@only_files
+def test_both_layouts_of_one_folder_are_the_same_folder(tier, tmp_path):
+    """No engine can work there, and each is to come to a folder of its own."""
+    log = Tier(tmp_path / "other", "log").fill(KEYS[:1])
+    (log.root / "log").rename(tier.root / "log")
+    (tmp_path / "link").symlink_to(tier.root)
+    words = [f"{tier.url}?layout=files", f"fs://{tmp_path}/link?layout=log"]
+    for one, other in (words, words[::-1]):
+        ran = kvtiers("migrate", one, other)
+        assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert f"FROM and TO are the same folder: {tier.root}" in ran.err
+
+
+def test_a_folder_whose_name_begins_alike_is_another(tier, tmp_path, target_layout):
+    good(kvtiers("migrate", tier.url, Tier(tmp_path / f"{tier.root.name}2", target_layout).new))
 
 
 def test_damaged_chunks_do_not_travel(tier, target):

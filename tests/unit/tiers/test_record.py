@@ -65,8 +65,10 @@ def test_each_field_is_named() -> None:
     assert "no kvtiers chunk" in problem(bytes(PAGE_BYTES))
     assert "foreign key" in problem(page, key=Key(b"x" * 36))
     assert "foreign namespace" in problem(page, ns="f" * 32)
-    assert "payload is short" in problem(record.pack(KEY, NS, PAYLOAD[:4096]))
-    assert "payload is long" in problem(page, payload=PAYLOAD[:4096])
+    more = problem(record.pack(KEY, NS, PAYLOAD[:4096]))
+    assert f"the stored payload is long: {len(PAYLOAD)} bytes instead of 4096" in more
+    less = problem(page, payload=PAYLOAD[:904])
+    assert f"the stored payload is short: 904 bytes instead of {len(PAYLOAD)}" in less
 
 
 def test_unknown_version_is_refused_in_plain_words() -> None:

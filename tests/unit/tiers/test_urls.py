@@ -39,6 +39,8 @@ def test_what_a_url_says(url, says):
         ("fs:///x?direct_io=zzz", "give auto or on or off"),
         ("fs:///x?layout", "write parameters like"),
         ("fs:///x?capacity=1&capacity=2", "given twice"),
+        ("fs:///x?capacity=0", "give more than 0 bytes"),
+        ("fs:///x?capacity=0.1B", "give more than 0 bytes"),
         ("fs:///x?capacity=lots", "give bytes, or a size like"),
     ],
 )

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     _refuse(chunk, total, url)
     if arguments.keep:
         _refuse_to_mix(url.path)
-    layout = layout_of(arguments.url, url)
+    layout = url.layout or layout_of(arguments.url, url)  # it has a folder of its own
     count = total // chunk
     made = not os.path.lexists(url.path)
     if made and not os.path.isdir(os.path.dirname(url.path)):

@@ -90,7 +90,8 @@ def read_config(given: str) -> KVTiersConfig:
             with open(given, "rb") as file:
                 text = file.read(_MAX_CONFIG)
         except (OSError, ValueError) as e:
-            raise ConfigError(f"--config {given!a} cannot be read: {e}") from None
+            why = e.strerror if isinstance(e, OSError) else e  # without the path once more
+            raise ConfigError(f"--config {given!a} cannot be read: {why}") from None
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -147,12 +148,12 @@ def _url_of(spec: TierSpec) -> str:
 
 
 def _capacity_of(options: Mapping[str, Any], root: str) -> int | None:
-    """In bytes: a share is of the file system as it is now."""
+    """In bytes, 1 or more: a share is of the file system as it is now."""
     stated, share = options.get("capacity_bytes"), options.get("capacity_fraction")
     if stated is not None or share is None:
         return None if stated is None else int(stated)
     disk = os.statvfs(nearest_folder(root))
-    return int(share * disk.f_blocks * disk.f_frsize)
+    return max(1, int(share * disk.f_blocks * disk.f_frsize))
 
 
 def _check_tier(tier: _Tier, chunk: int | None, output: Output) -> list[Check]:

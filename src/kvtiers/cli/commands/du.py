@@ -9,6 +9,9 @@ from kvtiers.cli.common import add_place, place_of
 from kvtiers.cli.output import Output, Unit, size
 from kvtiers.tiers.places import Part, Usage
 
+_UNCOUNTED = (Part.TRIAL, Part.FOREIGN)
+"""No capacity counts these."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
@@ -20,7 +23,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     place = place_of(arguments, output)
     with output.progress(None, "counting", Unit.FILES) as advance:
         usage = place.usage(advance)
-    total = sum(u.bytes for u in usage if u.part is not Part.FOREIGN)
+    total = sum(u.bytes for u in usage if u.part not in _UNCOUNTED)
     disk = os.statvfs(place.options["root_dir"])
     free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     capacity = place.capacity()

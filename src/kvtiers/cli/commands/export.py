@@ -23,8 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Write; 0 if every chunk is in it, 1 if damaged ones were left out."""
+    """Write; 0 if every chunk is in it, 1 if damaged ones were left out, or all were."""
     tokens = None if arguments.tokens is None else prefix.read_tokens(arguments.tokens)
+    if arguments.archive == "-":
+        raise ConfigError("ARCHIVE is '-', but it has to be a file: write ./- if that is the name")
     if os.path.lexists(arguments.archive) and not arguments.force:
         raise ConfigError(f"{arguments.archive!a} is there already: --force replaces it")
     place = place_of(arguments, output)
@@ -32,6 +34,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not found:
         raise ConfigError(f"{place.url} has no namespace to export")
     wanted = {namespace.id: _wanted(place, namespace, tokens, arguments) for _, namespace in found}
+    count = sum(map(len, wanted.values()))
+    if not count:
+        what = "holds no chunk" if tokens is None else "holds no chunk of this prompt"
+        raise ConfigError(f"{place.url} {what}: there is nothing to export")
     chunks, written, damaged = 0, 0, []
     total = sum(e.bytes for entries in wanted.values() for e in entries)
     with (
@@ -47,6 +53,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                     chunks, written = chunks + 1, written + payload.nbytes
                 elif payload.kind is not Kind.VANISHED:
                     damaged.append((name, key.hex(), str(payload)))
+        if not chunks:  # so that no archive appears
+            raise _none_left(count, damaged)
 
     def human() -> None:
         for _, _, problem in damaged:
@@ -63,6 +71,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     }
     output.show(document, human)
     return 1 if damaged else 0
+
+
+def _none_left(count: int, damaged: list[tuple[str, str, str]]) -> KVTiersError:
+    why = f"the first: {damaged[0][2]}" if damaged else "they left meanwhile: call it again"
+    kind = Kind.CORRUPT if damaged else Kind.VANISHED
+    return KVTiersError(f"none of {count} chunks can be exported, {why}", kind=kind)
 
 
 def _wanted(

@@ -1,12 +1,14 @@
 """``kvtiers gc``: what dead writers left goes, and what was not used for longest if asked to."""
 
 import argparse
+import os
 import re
 
 from kvtiers.cli import trials
 from kvtiers.cli.common import add_dry_run, add_place, chosen, place_of, refuse_owned, whole
 from kvtiers.cli.output import Output, size
 from kvtiers.errors import ConfigError
+from kvtiers.tiers.fs.beside import bytes_below
 from kvtiers.tiers.places import Aim, Report
 from kvtiers.tiers.urls import parse_size
 
@@ -23,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Delete; 0 when it is done, 1 if something would not go or be counted."""
+    """Delete; 0 when it is done, 1 if something would not go or be counted, or is in use."""
     max_bytes = older_than_s = None
     if arguments.max_bytes is not None:
         max_bytes = parse_size("--max-bytes", arguments.max_bytes)
@@ -42,14 +44,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         with output.progress(None, "deleting") as advance:
             aim = Aim(max_bytes, older_than_s, named)
             report = place.maintain(aim, dry_run=arguments.dry_run, advance=advance)
-    dead = trials.left_behind(place.options["root_dir"])
-    if not arguments.dry_run:
-        trials.remove(dead)
+    if arguments.namespace is None:
+        _remove_trials(place.options["root_dir"], report, dry_run=arguments.dry_run)
     for name in report.failed:
         output.warn(f"{name} cannot be deleted")
     for problem in report.problems:
         output.warn(problem)
     after = report.before_bytes - report.bytes
+    missed = max_bytes is not None and after > max_bytes and report.in_use > 0
+    if missed:
+        output.warn(f"more is left than --max-bytes: {report.in_use} chunks are in use by engines")
     document = {
         "url": place.url,
         "dry_run": arguments.dry_run,
@@ -57,7 +61,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         "bytes": report.bytes,
         "bytes_left": after,
         "by_namespace": dict(report.by_namespace),
-        "temporary": len(report.temporary) + len(dead),
+        "temporary": len(report.temporary),
         "quarantined": len(report.quarantined),
         "segments": len(report.segments),
         "empty_folders": len(report.empty_folders),
@@ -69,35 +73,42 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         did = "would delete" if arguments.dry_run else "deleted"
         for name, count in report.by_namespace.items():
             output.line(f"namespace {name}: {did} {count} chunks")
-        for what, count in _besides(report, len(dead)):
+        for what, count in _besides(report):
             output.line(f"{did} {what}: {count}")
         output.line(
             f"{did} {report.by_namespace.total()} chunks, {size(report.bytes)} in all; "
             f"{size(after)} {'would be left' if arguments.dry_run else 'are left'}"
         )
-        if max_bytes is not None and after > max_bytes:
-            output.line(_why_above(report))
+        if max_bytes is not None and after > max_bytes and not missed:
+            output.line("what is left above --max-bytes is no chunk: see kvtiers du")
 
     output.show(document, human)
-    return 1 if report.failed or report.problems else 0
+    return 1 if report.failed or report.problems or missed else 0
 
 
-def _besides(report: Report, killed: int) -> list[tuple[str, int]]:
+def _remove_trials(root: str, report: Report, *, dry_run: bool) -> None:
+    """What measurements that were killed left goes too: no maintenance of a layout knows of it."""
+    found = [(path, bytes_below(path)) for path in trials.left_behind(root)]
+    report.before_bytes += sum(nbytes for _, nbytes in found)
+    if not dry_run:
+        trials.remove([path for path, _ in found])
+    for path, nbytes in found:
+        name = os.path.basename(path)
+        if dry_run or not os.path.lexists(path):
+            report.temporary.append((name, nbytes))
+        else:
+            report.failed.append(name)
+
+
+def _besides(report: Report) -> list[tuple[str, int]]:
     """What left and is no chunk."""
     counts = [
         ("segments", len(report.segments)),
         ("temporary folders and files of dead writers", len(report.temporary)),
-        ("folders of measurements that were killed", killed),
         ("damaged chunks that were put aside", len(report.quarantined)),
         ("empty folders", len(report.empty_folders)),
     ]
     return [(what, count) for what, count in counts if count]
-
-
-def _why_above(report: Report) -> str:
-    if report.in_use:
-        return f"{report.in_use} chunks are in use by engines, so more is left than --max-bytes"
-    return "what is left above --max-bytes is no chunk: see kvtiers du"
 
 
 def parse_age(key: str, text: str) -> float:

@@ -27,8 +27,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Copy; 0 if every chunk is there at the end, 1 if any is damaged, failed, or left again."""
     source = open_place(arguments.source, output.warn)
     target = open_place(arguments.target, output.warn, make=True)
-    if _same(source, target):
-        raise ConfigError(f"FROM and TO are the same: {source.url}")
+    _refuse_mixed(source, target)
     refuse_owned(target)
     found = whole(chosen(source, arguments.namespace), output, "no engine can use it")
     entries = {
@@ -69,9 +68,17 @@ def _copy(
     write_all(target, namespace, wanted, payloads, moved, advance)
 
 
-def _same(source: Place, target: Place) -> bool:
+def _refuse_mixed(source: Place, target: Place) -> None:
+    """Neither tier would count, nor ever evict, what lies in the folder of the other."""
     one, other = (os.path.realpath(place.options["root_dir"]) for place in (source, target))
-    return one == other and source.layout == target.layout
+    if one == other:
+        raise ConfigError(f"FROM and TO are the same folder: {one}")
+    if os.path.commonpath([one, other]) in (one, other):
+        inner, outer = ("TO", "FROM") if len(other) > len(one) else ("FROM", "TO")
+        raise ConfigError(
+            f"{inner} lies inside {outer}, {max(one, other, key=len)} in "
+            f"{min(one, other, key=len)}: name a folder beside it"
+        )
 
 
 def warn_if_small(target: Place, entries: Sequence[Entry], output: Output) -> None:

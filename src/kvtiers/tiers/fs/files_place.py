@@ -14,6 +14,7 @@ from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
 from kvtiers.tiers import record
 from kvtiers.tiers.base import ChunkStore, Entry
 from kvtiers.tiers.fs import names, stamps
+from kvtiers.tiers.fs.beside import folders_beside
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.files import misfit
 from kvtiers.tiers.fs.maintain import maintain
@@ -105,13 +106,17 @@ class FilesPlace(FsPlace):
             raise _damaged(path, str(error))
 
     def usage(self, advance: Callable[[int], None] = unheard) -> list[Usage]:
-        """Every file below the root, by what its place says."""
+        """Every file below the root, by what its place says; of strangers' folders not too many."""
         files: Counter[tuple[str, Part]] = Counter()
         sizes: Counter[tuple[str, Part]] = Counter()
         for below, size in self._walk(self.root, (), advance):
             where = _part_of(below)
             files[where] += 1
             sizes[where] += size
+        for part, size in folders_beside(self.root, names.is_namespace, self._complain):
+            files["", part] += 1
+            sizes["", part] += size
+            advance(1)
         return [Usage(*where, files[where], sizes[where]) for where in sorted(files, key=_order)]
 
     def _walk(
@@ -122,7 +127,7 @@ class FilesPlace(FsPlace):
         for found in entries:
             below = (*above, found.name)
             if found.is_dir(follow_symlinks=False):
-                if above or names.is_namespace(found.name):  # what lies beside ours is not ours
+                if above or names.is_namespace(found.name):  # the others are looked at apart
                     yield from self._walk(found.path, below, advance)
             else:
                 with contextlib.suppress(FileNotFoundError):

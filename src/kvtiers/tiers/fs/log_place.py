@@ -9,6 +9,7 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
 from kvtiers.errors import Kind, KVTiersError, map_errors
 from kvtiers.tiers.base import ChunkStore, Entry
 from kvtiers.tiers.fs import names, tree
+from kvtiers.tiers.fs.beside import folders_beside
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import inspection, looking
 from kvtiers.tiers.fs.log.format import Header
@@ -135,7 +136,8 @@ class LogPlace(FsPlace):
             advance(len(ours))
             files = 0 if owner else len(ours)
             usage.append(Usage(owner, Part.RESERVED, files, sum(ours) - chunks))
-        usage += others(self.root, [self._files.path(number) for number, _, _ in found])
+        known = [self._files.path(number) for number, _, _ in found]
+        usage += others(self.root, known, self._complain)
         usage = [u for u in usage if u.files or u.bytes]
         return sorted(usage, key=lambda u: (u.namespace, list(Part).index(u.part)))
 
@@ -203,7 +205,7 @@ class _Buffer:
         return memoryview(self._memory)[:nbytes]
 
 
-def others(root: str, segments: Sequence[str]) -> list[Usage]:
+def others(root: str, segments: Sequence[str], complain: Complain) -> list[Usage]:
     """What lies below ``root`` besides these segments. Raises KVTiersError."""
     found: Counter[tuple[str, Part]] = Counter()
     sizes: Counter[tuple[str, Part]] = Counter()
@@ -214,7 +216,14 @@ def others(root: str, segments: Sequence[str]) -> list[Usage]:
                 where = _part_of(os.path.relpath(path, root))
                 found[where] += 1
                 sizes[where] += size
+    for part, size in folders_beside(root, _is_ours, complain):
+        found["", part] += 1
+        sizes["", part] += size
     return [Usage(*where, found[where], sizes[where]) for where in found]
+
+
+def _is_ours(folder: str) -> bool:
+    return folder == names.LOG or names.is_namespace(folder)
 
 
 def _part_of(below: str) -> tuple[str, Part]:

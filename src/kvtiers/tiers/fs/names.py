@@ -14,6 +14,8 @@ LOG = "log"
 """Beside the namespaces: the segments of layout ``log``."""
 QUOTA = ".kvtiers-quota"
 """The account of what lies under the root."""
+TRIAL = ".kvtiers-bench-"
+"""So begin folders under the root in which a tool tries the disk: no capacity counts them."""
 
 _LEAVING = "leaving-"
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")

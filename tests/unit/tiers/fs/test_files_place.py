@@ -202,12 +202,15 @@ def test_every_byte_is_accounted_for(folder, place):
     folder.file(2).rename(aside / folder.file(2).name)
     (folder.root / "stranger").write_bytes(b"123")
     (folder.root / "folder").mkdir()
-    (folder.root / "folder" / "inside").write_bytes(b"not ours to look at")
+    (folder.root / "folder" / "inside").write_bytes(b"not ours, but it takes room")
+    (folder.root / f"{names.TRIAL}x" / "tier").mkdir(parents=True)
+    (folder.root / f"{names.TRIAL}x" / "tier" / "1").write_bytes(b"12345")
     whole = {(u.namespace, u.part): (u.files, u.bytes) for u in place.usage()}
     manifest = len(NAMESPACE.manifest())
     assert whole == {
         ("", Part.OTHER): (1, STATE_BYTES),
-        ("", Part.FOREIGN): (1, 3),
+        ("", Part.FOREIGN): (2, 3 + len(b"not ours, but it takes room")),
+        ("", Part.TRIAL): (1, 5),
         (NAMESPACE.id, Part.CHUNKS): (1, PAGE_BYTES + CHUNK),
         (NAMESPACE.id, Part.TEMPORARY): (1, 0),
         (NAMESPACE.id, Part.QUARANTINE): (1, PAGE_BYTES + CHUNK),

@@ -12,6 +12,7 @@ import pytest
 
 from kvtiers.chunks import PAGE_BYTES, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
+from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import Header
 from kvtiers.tiers.fs.log.maintain import choose, maintain
@@ -466,16 +467,19 @@ def test_every_byte_is_accounted_for(log, place):
     sealed_log(log)
     (log.root / "stranger").write_bytes(b"123")
     (log.root / "folder").mkdir()
-    (log.root / "folder" / "inside").write_bytes(b"not ours to look at")
+    (log.root / "folder" / "inside").write_bytes(b"not ours, but it takes room")
+    (log.root / f"{names.TRIAL}x" / "tier").mkdir(parents=True)
+    (log.root / f"{names.TRIAL}x" / "tier" / "1").write_bytes(b"12345")
     (log.root / "log" / "manifest.tmp").write_bytes(b"{}")
     usage = {(u.namespace, u.part): u.bytes for u in place.usage()}
     lock = len(f"{os.getpid()}\n{CAPACITY}\n")
     assert usage[NAMESPACE.id, Part.OTHER] == len(NAMESPACE.manifest())
     assert usage[NAMESPACE.id, Part.CHUNKS] == len(numbers(place)) * CHUNK
-    assert usage["", Part.FOREIGN] == 3
+    assert usage["", Part.FOREIGN] == 3 + len(b"not ours, but it takes room")
     assert usage["", Part.OTHER] == lock
     assert usage["", Part.TEMPORARY] == 2
-    assert sum(usage.values()) == log.disk_bytes() - len(b"not ours to look at")
+    assert usage["", Part.TRIAL] == 5
+    assert sum(usage.values()) == log.disk_bytes()
 
 
 def test_its_store_is_the_one_that_engines_use_and_no_larger_than_it_was(log, place):
