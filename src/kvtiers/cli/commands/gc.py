@@ -46,14 +46,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             report = place.maintain(aim, dry_run=arguments.dry_run, advance=advance)
     if arguments.namespace is None:
         _remove_trials(place.options["root_dir"], report, dry_run=arguments.dry_run)
-    for name in report.failed:
-        output.warn(f"{name} cannot be deleted")
-    for problem in report.problems:
-        output.warn(problem)
     after = report.before_bytes - report.bytes
     missed = max_bytes is not None and after > max_bytes and report.in_use > 0
     if missed:
         output.warn(f"more is left than --max-bytes: {report.in_use} chunks are in use by engines")
+    _warn(report, output)
     document = {
         "url": place.url,
         "dry_run": arguments.dry_run,
@@ -84,6 +81,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
     output.show(document, human)
     return 1 if report.failed or report.problems or missed else 0
+
+
+def _warn(report: Report, output: Output) -> None:
+    for name in report.failed:
+        output.warn(f"{name} cannot be deleted")
+    for problem in report.problems:
+        output.warn(problem)
 
 
 def _remove_trials(root: str, report: Report, *, dry_run: bool) -> None:
