@@ -103,6 +103,16 @@ class Ownership:
             os.close(fd)
 
 
+def refuse_lock(root: str) -> None:
+    """Raise as :class:`Ownership` would of whatever is in its way, but another owner.
+
+    Nothing is made. Raises ConfigError, OSError.
+    """
+    folders.refuse_no_folder(os.path.join(root, names.LOG))
+    with contextlib.suppress(FileNotFoundError):
+        os.close(_open_lock(os.path.join(root, names.LOG, LOCK), os.O_RDWR))
+
+
 def owner_of(root: str) -> int | None:
     """The process that owns the log under ``root``; 0 if it does not say, None if nobody does.
 
