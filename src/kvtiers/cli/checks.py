@@ -23,9 +23,11 @@ from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.tiers.fs.capacity import key_of
 from kvtiers.tiers.fs.direct import DirectFiles
 from kvtiers.tiers.fs.folders import nearest_folder
+from kvtiers.tiers.fs.quota import Eviction
+from kvtiers.tiers.fs.starting import refuse_start
 from kvtiers.tiers.fs.tools import FsURL
 from kvtiers.tiers.places import Part, Place
-from kvtiers.tiers.urls import LAYOUTS
+from kvtiers.tiers.urls import LAYOUTS, layout_of
 
 _SMALL_CHUNK = 256 << 10
 """Below it a file per chunk costs more than its bytes: bench.md has figures."""
@@ -46,6 +48,19 @@ class IntendedTier:
     def stated(self) -> str:
         """The key of the configuration that the capacity comes from."""
         return key_of(self.share)
+
+
+def check_start(url: FsURL, eviction: Eviction | None) -> Check:
+    """Whether an engine opens a root that is there, by what it checks itself.
+
+    ``eviction``: None if it is not known.
+    """
+    try:
+        layout = url.layout or layout_of(f"fs://{url.path}", url)
+        refuse_start(url.path, layout, eviction)
+    except ConfigError as e:
+        return Check("start", Grade.FAIL, "an engine refuses to start", str(e))
+    return Check("start", Grade.OK, f"an engine of layout {layout} opens it")
 
 
 def check_place(place: Place, intended: IntendedTier, advance: Advance) -> Iterator[Check]:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from kvtiers import __version__
 from kvtiers.cli.output import Output, clean, sentence_of
@@ -32,6 +32,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``kvtiers``; returns the exit status. Raises SystemExit for a call that is not one."""
+    _replace_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser(words)
     if not words:
@@ -98,6 +99,21 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         if command.name == asked:
             command.add_arguments(below)
     return parser
+
+
+def _replace_closed_streams() -> None:
+    """What is written to a stream that the caller closed (``2>&-``) goes nowhere: Python has none.
+
+    Its descriptor is taken too, so that no file of a tier becomes what others take for the stream.
+    """
+    if sys.stdout is None:
+        sys.stdout = _nowhere()
+    if sys.stderr is None:
+        sys.stderr = _nowhere()
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def _write_to_nobody() -> None:

@@ -121,6 +121,18 @@ def test_a_chunk_that_does_not_come_back_is_an_error(tier, monkeypatch):
     assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
 
 
+def test_what_others_put_into_its_new_folder_meanwhile_stays(tmp_path, monkeypatch):
+    root = tmp_path / "new"
+
+    def beside_others(options, chunk, count, advance):
+        (root / "theirs").touch()
+        return measure.measure_tier(options, chunk, count, advance)
+
+    monkeypatch.setattr("kvtiers.cli.commands.bench.measure_tier", beside_others)
+    good(kvtiers("bench", "tier", f"fs://{root}", *WORDS))
+    assert [path.name for path in root.iterdir()] == ["theirs"]
+
+
 def test_what_it_keeps_is_a_tier_for_the_other_tools(tmp_path, layout):
     url = f"fs://{tmp_path}/a b".replace(" ", "%20")
     ran = good(kvtiers("bench", "tier", f"{url}?layout={layout}", *WORDS, "--keep"))

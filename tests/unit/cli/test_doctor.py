@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from kvtiers.cli.verdicts import Grade
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.urls import LAYOUTS
 from tests.unit.cli.cli_kit import (
+    NAMESPACE,
     Tier,
     good,
     in_private_mounts,
@@ -353,7 +355,7 @@ def test_a_file_where_the_tier_should_be_is_a_failure(tmp_path):
     (tmp_path / "x").touch()
     config = json.dumps(with_tier(root_dir=str(tmp_path / "x"), capacity_bytes=1 << 20))
     ran = kvtiers("doctor", "--config", config, "--json")
-    assert (ran.status, graded(ran)["tier"]) == (1, "fail")
+    assert (ran.status, graded(ran)["start"]) == (1, "fail")
 
 
 @pytest.mark.parametrize(
@@ -468,3 +470,76 @@ def test_a_full_disk_is_found_by_writing_to_it(tmp_path):
     assert ran.status == 1
     assert graded(ran)["direct I/O"] == "fail"
     assert os.listdir(mounted) == []
+
+
+def both_layouts(root):
+    Tier(root, "log").fill()
+    (root / ".kvtiers-quota").touch()
+
+
+def damaged_manifest(root):
+    Tier(root).fill()
+    (root / NAMESPACE.id / "manifest.json").write_text("")
+
+
+def somebody_elses(root):
+    (root / "log").mkdir(parents=True)
+    (root / "mine").touch()
+
+
+def entry(name, make):
+    def put(root):
+        (root / name).parent.mkdir(parents=True)
+        make(root / name)
+
+    return put
+
+
+REFUSED = {
+    "a log, layout left out": (None, lambda root: Tier(root, "log").fill()),
+    "files, layout log": ("log", lambda root: Tier(root).fill()),
+    "a log of no chunks": ("files", entry("log", os.mkdir)),
+    "files of no chunks": ("log", entry(".kvtiers-quota", Path.touch)),
+    "both layouts": ("log", both_layouts),
+    "others in it": ("log", somebody_elses),
+    "a damaged manifest": ("files", damaged_manifest),
+    "an account that is a folder": (None, entry(".kvtiers-quota", os.mkdir)),
+    "an account that is a fifo": (None, entry(".kvtiers-quota", os.mkfifo)),
+    "a lock that is a folder": ("log", entry("log/lock", os.mkdir)),
+    "a lock that is a fifo": ("log", entry("log/lock", os.mkfifo)),
+    "a log that is a file": ("log", entry("log", Path.touch)),
+    "a log that is a dangling link": ("log", entry("log", lambda path: path.symlink_to("gone"))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_root_that_an_engine_refuses_fails_in_the_words_of_the_engine(tmp_path, name):
+    layout, put = REFUSED[name]
+    put(tmp_path / "kv")
+    tier = Tier(tmp_path / "kv", layout or "files")
+    before = tier.image()
+    options = {} if layout is None else {"layout": layout}
+    config = with_tier(root_dir=str(tier.root), capacity_bytes=64 << 20, **options)
+    ran = kvtiers("doctor", "--config", json.dumps(config), "--json")
+    (start,) = [check for check in ran.json["checks"] if check["check"] == "start"]
+    assert {k: v[2] for k, v in tier.image().items()} == {k: v[2] for k, v in before.items()}
+    assert (ran.status, start["grade"]) == (1, "fail")
+    with pytest.raises(ConfigError) as refused:
+        tier.open(capacity_bytes=64 << 20)
+    assert start["remedy"] == str(refused.value)
+
+
+@only_files
+def test_eviction_is_held_against_that_of_engines_that_live(tier):
+    tier = Tier(tier.root.with_name("shared"))
+    store = tier.open(eviction="external")
+    own = with_tier(root_dir=str(tier.root), capacity_bytes=1 << 30)
+    external = with_tier(root_dir=str(tier.root), eviction="external")
+    ran = kvtiers("doctor", "--config", json.dumps(own), "--json")
+    assert (ran.status, graded(ran)["start"]) == (1, "fail")
+    (start,) = [check for check in ran.json["checks"] if check["check"] == "start"]
+    assert 'says "external"' in start["remedy"]
+    good(kvtiers("doctor", "--config", json.dumps(external)))
+    good(kvtiers("doctor", tier.url))
+    store.close()
+    good(kvtiers("doctor", "--config", json.dumps(own)))

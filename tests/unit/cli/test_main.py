@@ -10,7 +10,17 @@ from importlib.metadata import version
 import pytest
 
 from kvtiers.cli.table import COMMANDS
-from tests.unit.cli.cli_kit import KEYS, NAMESPACE, ROOT, Tier, good, kvtiers, process, write_json
+from tests.unit.cli.cli_kit import (
+    KEYS,
+    NAMESPACE,
+    ROOT,
+    Tier,
+    good,
+    kvtiers,
+    process,
+    process_of,
+    write_json,
+)
 
 CONFIG = '{"cpu_bytes_to_use": 4194304}'
 
@@ -228,6 +238,16 @@ def test_a_reader_that_went_away_is_no_error(tier, words):
     )
     os.close(writing)
     assert (ran.returncode, ran.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("words", [["ls"], ["ls", "--json"], ["verify"], ["nonsense"]])
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_stream_that_is_closed_changes_nothing_else(tier, closed, words):
+    words = [sys.executable, "-m", "kvtiers.cli", *words, tier.url]
+    as_usual = process(*words[3:])
+    ran = process_of(["sh", "-c", f'exec "$@" {closed}>&-', "sh", *words])
+    kept = (as_usual.out, "") if closed == "2" else ("", as_usual.err)
+    assert (ran.status, ran.out, ran.err) == (as_usual.status, *kept)
 
 
 def test_what_nobody_thought_of_is_one_line_unless_asked(tier, monkeypatch):

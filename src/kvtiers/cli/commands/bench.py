@@ -8,7 +8,7 @@ something to try the other tools on.
 
 import argparse
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                     disk = measure_bare(bare, chunk, count, advance)
     finally:
         if made and not arguments.keep:
-            os.rmdir(url.path)
+            with suppress(OSError):  # others may use it by now
+                os.rmdir(url.path)
     shares = [ours.bytes_per_s / most.bytes_per_s for ours, most in zip(tier, disk, strict=True)]
     rows = [*zip(tier, shares, strict=True), *((figures, None) for figures in disk)]
 

@@ -12,6 +12,7 @@ from kvtiers.cli.checks import (
     IntendedTier,
     check_absent,
     check_place,
+    check_start,
     settings_of,
 )
 from kvtiers.cli.common import add_common, parse_chunk_bytes
@@ -23,7 +24,9 @@ from kvtiers.config import KVTiersConfig, TierSpec, parse_config
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.host.regionfile import DIRECTORY
 from kvtiers.tiers import check_tiers
+from kvtiers.tiers.fs import FsOptions
 from kvtiers.tiers.fs.folders import nearest_folder, path_of
+from kvtiers.tiers.fs.quota import Eviction
 from kvtiers.tiers.urls import open_place, parse_url
 
 _MAX_CONFIG = 16 << 20
@@ -117,13 +120,19 @@ class _Tier:
     """By the call itself, not by the configuration."""
     share: float | None = None
     """Its ``capacity_fraction``."""
+    eviction: Eviction | None = None
+    """As configured."""
 
 
 def _tiers(config: KVTiersConfig | None, url: str | None) -> list[_Tier]:
     """Those configured, and that of ``url`` unless it is one of them: its options are known."""
     specs = config.secondary_tiers if config else ()
     tiers = [
-        _Tier(_url_of(s), share=s.options.get("capacity_fraction"))
+        _Tier(
+            _url_of(s),
+            share=s.options.get("capacity_fraction"),
+            eviction=s.options.get("eviction", FsOptions.eviction),
+        )
         for s in specs
         if s.type == "fs" and s.module_path is None
     ]
@@ -139,7 +148,7 @@ def _url_of(spec: TierSpec) -> str:
     options = spec.options
     root = path_of(str(options["root_dir"]))
     parameters = [
-        ("layout", options.get("layout")),
+        ("layout", options.get("layout", FsOptions.layout)),
         ("capacity", _capacity_of(options, root)),
         ("direct_io", options.get("direct_io")),
     ]
@@ -159,12 +168,16 @@ def _capacity_of(options: Mapping[str, Any], root: str) -> int | None:
 def _check_tier(tier: _Tier, chunk: int | None, output: Output) -> list[Check]:
     parsed, intended = parse_url(tier.url), IntendedTier(tier.share, chunk)
     total = None if chunk is None else 4 * TRIAL_BYTES
+    started: list[Check] = []
     try:
         with output.progress(total, "looking" if chunk is None else "trying the disk") as advance:
             if not os.path.lexists(parsed.path):
                 return list(check_absent(parsed, intended, advance))
-            return list(check_place(open_place(tier.url, output.warn), intended, advance))
+            started = [check_start(parsed, tier.eviction)]
+            return started + list(check_place(open_place(tier.url, output.warn), intended, advance))
     except (KVTiersError, OSError) as e:
         if tier.given and isinstance(e, ConfigError):
             raise
+        if any(check.grade is Grade.FAIL for check in started):
+            return started
         return [Check("tier", Grade.FAIL, str(e), "see the folder and who may use it")]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvtiers.tiers.fs import stamps
 from kvtiers.tiers.fs.quota import Quota
 from kvtiers.tiers.fs.scratch import is_alive, sweep
-from kvtiers.tiers.fs.shared import QuotaFile
+from kvtiers.tiers.fs.shared import QuotaFile, read_quota
 from kvtiers.tiers.fs.tree import Measure, measure
 from kvtiers.tiers.options import bad_option
 
@@ -83,21 +83,12 @@ class Account:
             self._bury_dead(quota)
             if self._name is not None:
                 quota.rename(self._name, name)
-            self._refuse_other_ways(quota)
+            _refuse_other_ways(self._root, quota, self.bounded)
             quota.meet(name, self._capacity, self._free + self._promised, 0)
             ruling = quota.capacity
         self._name = name
         if self._capacity is not None and ruling is not None and ruling < self._capacity:
             self._say_smaller(ruling)
-
-    def _refuse_other_ways(self, quota: Quota) -> None:
-        if any((member.capacity is not None) != self.bounded for member in quota.members.values()):
-            ours, theirs = ("own", "external") if self.bounded else ("external", "own")
-            raise bad_option(
-                "eviction",
-                f'is "{ours}", but another engine that works in {self._root} says "{theirs}": '
-                "let all of them say the same",
-            )
 
     def _say_smaller(self, ruling: int) -> None:
         if not self._said_smaller:
@@ -265,6 +256,23 @@ class Account:
 
     def __repr__(self) -> str:
         return f"<Account {self.used_bytes}/{self.capacity} bytes>"
+
+
+def refuse_other_ways(root: str, bounded: bool) -> None:
+    """Raise ConfigError where :meth:`Account.join` would. Nothing is changed."""
+    quota = read_quota(root)
+    bury_dead(root, quota)
+    _refuse_other_ways(root, quota, bounded)
+
+
+def _refuse_other_ways(root: str, quota: Quota, bounded: bool) -> None:
+    if any((member.capacity is not None) != bounded for member in quota.members.values()):
+        ours, theirs = ("own", "external") if bounded else ("external", "own")
+        raise bad_option(
+            "eviction",
+            f'is "{ours}", but another engine that works in {root} says "{theirs}": '
+            "let all of them say the same",
+        )
 
 
 def bury_dead(root: str, quota: Quota, ours: str | None = None) -> None:

@@ -20,6 +20,7 @@ from kvtiers.tiers.fs.account import Account
 from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.damaged import Damaged
 from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
+from kvtiers.tiers.fs.layouts import settle_on_layout
 from kvtiers.tiers.fs.quota import Eviction
 from kvtiers.tiers.fs.recency import Recency
 from kvtiers.tiers.fs.room import Room, Unbounded
@@ -58,7 +59,7 @@ class FilesStore:
         if self._owns:
             bound = capacity.bound_of_files(context, self._root, capacity_bytes, capacity_fraction)
         folders.open_root(self._root)
-        folders.settle_on_layout(self._root, "files")
+        settle_on_layout(self._root, "files")
         self._folder = os.path.join(self._root, self._id)
         self._io = DirectFiles(direct_io, fsync)
         self._recency = Recency(self._path, context.clock)

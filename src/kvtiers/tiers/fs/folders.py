@@ -9,12 +9,11 @@ import hashlib
 import os
 import re
 import stat
-import time
-from collections.abc import Callable, Iterator, Mapping
-from urllib.parse import quote
+from collections.abc import Callable
 
 from kvtiers.chunks import Namespace
-from kvtiers.tiers.fs import locks, names
+from kvtiers.errors import ConfigError
+from kvtiers.tiers.fs import names
 from kvtiers.tiers.options import bad_option
 
 FOLDER_MODE = 0o700
@@ -44,7 +43,17 @@ def make_folder(path: str, *, durable: bool = False) -> None:
             sync_folder(parent)
         return
     if not os.path.isdir(path):
-        raise NotADirectoryError(path)
+        raise _no_folder(path)
+
+
+def _no_folder(path: str) -> OSError:
+    return NotADirectoryError(errno.ENOTDIR, f"{path} is no folder", path)
+
+
+def refuse_no_folder(path: str) -> None:
+    """Raise NotADirectoryError if ``path`` is there, and neither a folder nor a link to one."""
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise _no_folder(path)
 
 
 def sync_folder(path: str) -> None:
@@ -86,8 +95,15 @@ def nearest_folder(path: str) -> str:
 
 def open_root(root: str) -> None:
     """Make the folder ``root`` if it is absent, and refuse one that is not ours to use."""
+    refuse_strangers(root, make=True)
+
+
+def refuse_strangers(root: str, *, make: bool = False) -> None:
+    """Raise ConfigError if ``root`` is no folder, or one that is not ours to use."""
     try:
-        make_folder(root, durable=True)
+        if make:
+            make_folder(root, durable=True)
+        refuse_no_folder(root)
         entries = os.listdir(root)
     except NotADirectoryError as e:
         raise bad_option("root_dir", f"is {root}, where a file is in the way: name a folder") from e
@@ -102,90 +118,6 @@ def open_root(root: str) -> None:
             f"is {root}, which holds other things ({min(strangers)}): "
             "name an empty folder or one that kvtiers made",
         )
-
-
-def settle_on_layout(
-    root: str,
-    wanted: str,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Bind ``root`` to layout ``wanted``: a first trace of it is left, whoever sees to the bound.
-
-    Raises ConfigError if ``root`` has, or had, an owner of another layout. Each layout counts its
-    own bytes and nobody else's, so that one root can hold one of them. What counts are an owner's
-    traces, not chunks: one that lives may have stored none yet. The first trace is left in the turn
-    that finds none, so that of two first owners one is refused.
-    """
-    try:
-        with _alone_at(root, clock, sleep):
-            found = [layout for layout, lies_at in _TRACES.items() if lies_at(root)]
-            if not found:
-                _FIRST_TRACES[wanted](root)
-    except OSError as e:
-        raise unusable(root, e) from e
-    if len(found) > 1:
-        places = " and ".join(f"'fs://{quote(root)}?layout={layout}'" for layout in found)
-        raise bad_option(
-            "root_dir",
-            f"is {root}, where both layouts were used, so that no engine can work there: name "
-            f"another folder, or bring {places} over by kvtiers migrate, each to a folder of its "
-            "own",
-        )
-    if found and found != [wanted]:
-        raise bad_option(
-            "root_dir",
-            f'is {root}, which is of layout {found[0]}: set layout to "{found[0]}", name another '
-            f"folder, or bring its chunks over with kvtiers migrate 'fs://{quote(root)}"
-            f"?layout={found[0]}' NEW",
-        )
-
-
-@contextlib.contextmanager
-def _alone_at(
-    root: str, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> Iterator[None]:
-    """Nobody else settles on a layout for ``root`` meanwhile, where folders can be locked."""
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            locks.lock(fd, root, "another engine has been starting there", clock, sleep)
-        except OSError as e:
-            if e.errno not in locks.NO_FOLDER_LOCKS:
-                raise
-        yield
-    finally:
-        locks.unlock(fd)
-        os.close(fd)
-
-
-def _has_files(root: str) -> bool:
-    """Whether engines of layout ``files`` keep, or kept, their books or chunks in ``root``."""
-    if os.path.lexists(os.path.join(root, names.QUOTA)):
-        return True
-    for namespace in names.namespaces(root):  # without an account where there are no locks
-        for entry in os.listdir(os.path.join(root, namespace)):
-            if entry == names.TEMP or names.is_fan(entry):
-                return True
-    return False
-
-
-def _has_log(root: str) -> bool:
-    return os.path.lexists(os.path.join(root, names.LOG))
-
-
-def _leave_account(root: str) -> None:
-    """An empty one, as whoever locks it first makes it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    os.close(os.open(os.path.join(root, names.QUOTA), flags, FILE_MODE))
-
-
-def _leave_log(root: str) -> None:
-    make_folder(os.path.join(root, names.LOG), durable=True)
-
-
-_TRACES: Mapping[str, Callable[[str], bool]] = {"files": _has_files, "log": _has_log}
-_FIRST_TRACES: Mapping[str, Callable[[str], None]] = {"files": _leave_account, "log": _leave_log}
 
 
 def unusable(root: str, error: OSError) -> Exception:
@@ -205,34 +137,57 @@ def open_manifest(folder: str, namespace: Namespace, temp: Callable[[], str]) ->
     """
     path = os.path.join(folder, names.MANIFEST)
     expected = namespace.manifest().encode()
-    try:
-        found = read_manifest(path)
-    except FileNotFoundError:
-        stranger = _stranger(folder)
-        if stranger is not None:
-            raise bad_option(
-                "root_dir",
-                f"holds {folder}, which has no {names.MANIFEST} that says what it is, but "
-                f"{stranger}: move that folder away",
-            ) from None
+    found = _manifest_in(folder)
+    if found is None:
         write_durably(temp(), path, expected)
         return
     if found != expected:
+        raise _disagrees(folder)
+    sync_folder(folder)  # it may be another engine's, written just now
+
+
+def refuse_namespace(folder: str) -> None:
+    """Raise ConfigError where :func:`open_manifest` would of whatever engine ``folder`` is for.
+
+    Nothing is written. Raises OSError.
+    """
+    found = _manifest_in(folder)
+    if found is not None and not _is_of(folder, found):
+        raise _disagrees(folder)
+
+
+def _manifest_in(folder: str) -> bytes | None:
+    """None if it is to be written. Raises ConfigError if others use ``folder``, OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        return read_manifest(os.path.join(folder, names.MANIFEST))
+    stranger = _stranger(folder)
+    if stranger is not None:
         raise bad_option(
             "root_dir",
-            f"holds {path}, which disagrees with the model and configuration of this engine: "
-            f"move the folder {folder} away",
+            f"holds {folder}, which has no {names.MANIFEST} that says what it is, but "
+            f"{stranger}: move that folder away",
         )
-    sync_folder(folder)  # it may be another engine's, written just now
+    return None
+
+
+def _disagrees(folder: str) -> ConfigError:
+    return bad_option(
+        "root_dir",
+        f"holds {os.path.join(folder, names.MANIFEST)}, which disagrees with the model and "
+        f"configuration of this engine: move the folder {folder} away",
+    )
 
 
 def has_our_manifest(folder: str) -> bool:
     """Whether ``folder`` is a namespace that kvtiers made: its name is the manifest's digest."""
     try:
-        found = read_manifest(os.path.join(folder, names.MANIFEST))
+        return _is_of(folder, read_manifest(os.path.join(folder, names.MANIFEST)))
     except OSError:
         return False
-    return hashlib.sha256(found).hexdigest()[:32] == os.path.basename(folder)
+
+
+def _is_of(folder: str, manifest: bytes) -> bool:
+    return hashlib.sha256(manifest).hexdigest()[:32] == os.path.basename(folder)
 
 
 def read_manifest(path: str) -> bytes:

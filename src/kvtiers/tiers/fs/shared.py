@@ -112,6 +112,19 @@ def read_quota(root: str) -> Quota:
         os.close(fd)
 
 
+def refuse_quota(root: str) -> None:
+    """Raise OSError if what is there cannot be the account. Nothing is made."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(os.path.join(root, names.QUOTA), flags)
+    except FileNotFoundError:
+        return
+    try:
+        os.pread(fd, _MAX_BYTES, 0)
+    finally:
+        os.close(fd)
+
+
 def _write(fd: int, quota: Quota, before: bytes) -> None:
     text = quota.to_bytes()
     if len(text) > len(before) and quota.claimed is not None:

@@ -6,13 +6,16 @@ lives: a line with its number, and one with the bytes that the last owner stated
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Callable
 
 from kvtiers.chunks import Namespace
+from kvtiers.errors import ConfigError
 from kvtiers.tiers.fs import folders, names
 from kvtiers.tiers.options import bad_option
 
@@ -25,18 +28,21 @@ _NUMBER = re.compile("[0-9]{1,20}")
 _PAUSES_S = (0.001, 0.01, 0.1)
 """Between tries for the lock: who only asks whose it is holds it for some microseconds."""
 
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+"""How opening a link, a folder or a socket fails."""
+
 
 class Ownership:
     """The right to write to the log under ``root``, until ``close``.
 
-    Raises ConfigError if another process has it, naming its id; OSError.
+    Raises ConfigError if another process has it, naming its id, or the lock is no file; OSError.
     """
 
     def __init__(self, root: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.folder = os.path.join(root, names.LOG)
         folders.make_folder(self.folder, durable=True)
         self._path = os.path.join(self.folder, LOCK)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, folders.FILE_MODE)
+        self._fd = _open_lock(self._path, os.O_RDWR | os.O_CREAT)
         try:
             self._lock(root, pause)
             self._file = os.fstat(self._fd)
@@ -97,13 +103,24 @@ class Ownership:
             os.close(fd)
 
 
+def refuse_lock(root: str) -> None:
+    """Raise as :class:`Ownership` would of whatever is in its way, but another owner.
+
+    Nothing is made. Raises ConfigError, OSError.
+    """
+    folders.refuse_no_folder(os.path.join(root, names.LOG))
+    with contextlib.suppress(FileNotFoundError):
+        os.close(_open_lock(os.path.join(root, names.LOG, LOCK), os.O_RDWR))
+
+
 def owner_of(root: str) -> int | None:
     """The process that owns the log under ``root``; 0 if it does not say, None if nobody does.
 
     It tries the lock, and lets go at once; an owner that comes at this very moment tries again.
+    Raises ConfigError if the lock is no file.
     """
     try:
-        fd = os.open(os.path.join(root, names.LOG, LOCK), os.O_RDONLY | os.O_CLOEXEC)
+        fd = _open_lock(os.path.join(root, names.LOG, LOCK), os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -119,9 +136,12 @@ def owner_of(root: str) -> int | None:
 
 
 def kept_capacity(root: str) -> int | None:
-    """Bytes that the last owner of the log under ``root`` stated; None if none did. OSError."""
+    """Bytes that the last owner of the log under ``root`` stated; None if none did.
+
+    Raises ConfigError if the lock is no file; OSError.
+    """
     try:
-        fd = os.open(os.path.join(root, names.LOG, LOCK), os.O_RDONLY | os.O_CLOEXEC)
+        fd = _open_lock(os.path.join(root, names.LOG, LOCK), os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
@@ -129,6 +149,29 @@ def kept_capacity(root: str) -> int | None:
     finally:
         os.close(fd)
     return int(capacity) if capacity else None
+
+
+def _open_lock(path: str, flags: int) -> int:
+    """The descriptor of the lock; what is no file is neither waited for nor followed.
+
+    Raises ConfigError, OSError.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, folders.FILE_MODE)
+    except OSError as e:
+        if e.errno in _NO_FILE:
+            raise _no_file(path) from e
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _no_file(path)
+    return fd
+
+
+def _no_file(path: str) -> ConfigError:
+    return bad_option(
+        "root_dir", f"holds {path}, which is no file, so that it cannot be locked: move it away"
+    )
 
 
 def _said(fd: int) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext, Usage
 from kvtiers.tiers.fs import folders
 from kvtiers.tiers.fs.direct import DirectIO
+from kvtiers.tiers.fs.layouts import settle_on_layout
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log import ownership
 from kvtiers.tiers.fs.log.core import LogCore
@@ -66,7 +67,7 @@ class LogStore:
     def _start(self) -> None:
         """Own the folder, and take in what is there. Raises ConfigError."""
         folders.open_root(self._root)
-        folders.settle_on_layout(self._root, "log")
+        settle_on_layout(self._root, "log")
         try:
             owned = ownership.Ownership(self._root)
         except OSError as e:

@@ -16,8 +16,9 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.tiers.base import Item
-from kvtiers.tiers.fs import folders, locks
+from kvtiers.tiers.fs import layouts, locks
 from kvtiers.tiers.fs.files import FilesStore
+from kvtiers.tiers.fs.layouts import settle_on_layout
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.opening import segment_bytes_for
 from kvtiers.tiers.fs.log.pool import State
@@ -441,8 +442,8 @@ def test_of_two_first_owners_with_different_layouts_one_is_refused(log, first, m
             opened[second]()
         return False
 
-    looks = {**folders._TRACES, "log": look_while_the_other_comes}
-    monkeypatch.setattr(folders, "_TRACES", looks)
+    looks = {**layouts._TRACES, "log": look_while_the_other_comes}
+    monkeypatch.setattr(layouts, "_TRACES", looks)
     store = opened[first]()
     with pytest.raises(ConfigError, match=f"is of layout {first}"):
         opened[second]()
@@ -460,7 +461,7 @@ def test_who_settles_on_a_layout_waits_for_who_is_at_it_but_not_for_ever(log):
         clock.advance(seconds)
 
     with pytest.raises(ConfigError, match=r"another engine has been starting there for 10 s"):
-        folders.settle_on_layout(str(log.root), "log", clock, sleep)
+        settle_on_layout(str(log.root), "log", clock, sleep)
     assert sum(waits) == pytest.approx(10, abs=0.1)
     assert list(log.root.iterdir()) == []
 
@@ -468,7 +469,7 @@ def test_who_settles_on_a_layout_waits_for_who_is_at_it_but_not_for_ever(log):
         fcntl.flock(other, fcntl.LOCK_UN)
 
     fcntl.flock(other, fcntl.LOCK_EX)
-    folders.settle_on_layout(str(log.root), "log", clock, let_go)
+    settle_on_layout(str(log.root), "log", clock, let_go)
     assert [p.name for p in log.root.iterdir()] == ["log"]
     os.close(other)
 

@@ -16,7 +16,7 @@ from kvtiers.tiers.fs import names
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import Header
 from kvtiers.tiers.fs.log.maintain import choose, maintain
-from kvtiers.tiers.fs.log.ownership import Ownership, owner_of
+from kvtiers.tiers.fs.log.ownership import Ownership, kept_capacity, owner_of
 from kvtiers.tiers.fs.log.segment import SegmentFiles
 from kvtiers.tiers.fs.log_place import LogPlace
 from kvtiers.tiers.fs.tools import FsURL
@@ -227,6 +227,22 @@ def test_an_owner_that_comes_while_somebody_asks_whose_it_is_waits_a_moment(log)
     assert len(waited) == 2
     assert owner_of(str(log.root)) == os.getpid()
     owner.close()
+
+
+def link_to_a_file(lock):
+    lock.with_name("theirs").write_text("keep me")
+    lock.symlink_to("theirs")
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, link_to_a_file], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("ask", [Ownership, owner_of, kept_capacity], ids=lambda f: f.__name__)
+def test_a_lock_that_is_no_file_is_refused_neither_waited_for_nor_followed(tmp_path, put, ask):
+    lock = tmp_path / "log" / "lock"
+    lock.parent.mkdir()
+    put(lock)
+    with pytest.raises(ConfigError, match=f"root_dir holds {lock}, which is no file"):
+        ask(str(tmp_path))
+    assert [p.read_text() for p in lock.parent.glob("theirs")] in ([], ["keep me"])
 
 
 # -- damage ---------------------------------------------------------------------------------------
