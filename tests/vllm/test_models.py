@@ -46,13 +46,13 @@ def test_host_disk_and_restart_hits_are_exact(engine, prompt, tmp_path, kind, ca
         assert hits(e, asked, cached) == expected
         assert read_from_disk(e) == 0, "host memory had everything"
         e.forget_device(connector=True)
-        assert manager_of(e).core.use.resident == 0
+        assert manager_of(e).core._index.resident == 0
         assert hits(e, asked, cached) == expected
-        assert manager_of(e).core.use.resident == chunks
+        assert manager_of(e).core._index.resident == chunks
         read = read_from_disk(e)
     with engine(kind, kv_transfer_config=config) as e:
         assert hits(e, asked, cached) == expected
-        assert manager_of(e).core.use.resident == chunks
+        assert manager_of(e).core._index.resident == chunks
         assert read_from_disk(e) == read > 0
 
 
