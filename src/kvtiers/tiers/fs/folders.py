@@ -122,6 +122,12 @@ def refuse_strangers(root: str, *, make: bool = False) -> None:
 
 def unusable(root: str, error: OSError) -> Exception:
     """The ConfigError for a root that cannot be worked in."""
+    if isinstance(error, TimeoutError):
+        return bad_option(
+            "root_dir",
+            f"is {root}, where {error.filename} is locked: {error.strerror}, so it hangs or was "
+            "stopped; end it, and start again",
+        )
     return bad_option(
         "root_dir",
         f"is {root}, where kvtiers cannot write ({error.strerror or error}): "

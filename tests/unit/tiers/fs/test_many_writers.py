@@ -14,6 +14,7 @@ import pytest
 from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError, Kind
 from kvtiers.events import Reason
+from kvtiers.tiers.fs import locks
 from kvtiers.tiers.fs.names import QUOTA
 from kvtiers.tiers.fs.shared import QuotaFile, read_quota
 from tests.unit.tiers.fs.fs_kit import STORED, Folder, capacity, read, write
@@ -271,6 +272,18 @@ def test_a_process_that_hangs_with_the_lock_does_not_hang_the_others(folder: Fol
         assert quota.stated == capacity(2)
     held.close()
     waiting.close()
+
+
+def test_a_start_beside_such_a_process_names_the_file_and_what_to_do(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.open(capacity_bytes=capacity(2)).close()
+    monkeypatch.setattr(locks, "PATIENCE_S", 0)
+    with QuotaFile(str(folder.root)) as held, held.locked():
+        refusal = f"{QUOTA} is locked: another process has held it.* end it"
+        with pytest.raises(ConfigError, match=refusal):
+            folder.open(capacity_bytes=capacity(2))
+    folder.open(capacity_bytes=capacity(2)).close()
 
 
 @pytest.mark.parametrize("how", ["removed", "damaged", "emptied"])
