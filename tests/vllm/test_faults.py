@@ -26,15 +26,15 @@ class FailingCopies:
     def __init__(self, monkeypatch, direction):
         self.on = False
         self.failed = 0
-        copy = CpuCopier._copy_group
+        move = CpuCopier._move
 
-        def fail(copier, patterns, group, job):
+        def fail(copier, job):
             if self.on and job.direction is direction:
                 self.failed += 1
                 raise OSError("told to fail")
-            return copy(copier, patterns, group, job)
+            return move(copier, job)
 
-        monkeypatch.setattr(CpuCopier, "_copy_group", fail)
+        monkeypatch.setattr(CpuCopier, "_move", fail)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])

@@ -41,17 +41,17 @@ def said():
 
 @pytest.fixture
 def failing(monkeypatch):
-    """``failing(direction)``: from now on copies of that direction fail, halfway."""
-    copy = CpuCopier._copy_group
+    """``failing(direction)``: from now on copies of that direction fail, when all is moved."""
+    move = CpuCopier._move
 
     def start(direction):
-        def fail(copier, patterns, group, job):
-            moved = copy(copier, patterns, group, job)
+        def fail(copier, job):
+            moved = move(copier, job)
             if job.direction is direction:
                 raise OSError("told to fail")
             return moved
 
-        monkeypatch.setattr(CpuCopier, "_copy_group", fail)
+        monkeypatch.setattr(CpuCopier, "_move", fail)
 
     return start
 
