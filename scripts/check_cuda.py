@@ -30,10 +30,10 @@ from kvtiers.device.copier import Copier, Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.cuda_copier import CudaCopier
 from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, opaque_page
+from kvtiers.device.host_device import HostDevice
 from kvtiers.device.plans import CopyPlan, plan_copies
 from kvtiers.device.streams import CudaDevice, Device
 from kvtiers.host.region import Region
-from kvtiers.testing.host_device import HostDevice
 
 BLOCKS, SLOTS = 24, 8
 OLD = 0x6E

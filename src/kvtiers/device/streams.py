@@ -1,6 +1,6 @@
 """What a copier asks of an accelerator: pinned memory, streams, events.
 
-On CUDA in plain torch. For dry runs and tests ``testing.host_device`` has host memory in its place.
+On CUDA in plain torch. For dry runs and tests ``device.host_device`` has host memory in its place.
 """
 
 from collections.abc import Sequence

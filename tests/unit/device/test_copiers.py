@@ -13,9 +13,9 @@ from kvtiers.device.copier import Direction
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.cuda_copier import CudaCopier
 from kvtiers.device.geometry import Geometry, GroupGeometry
+from kvtiers.device.host_device import HostDevice
 from kvtiers.device.plans import ChunkCopy, CopyPlan, plan_copies
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.testing.host_device import HostDevice
 from tests.unit.device.device_kv import Model, copier, copy_now, paddings_of, pages_of, tensors_of
 from tests.unit.device.device_plans import (
     BLOCKS,

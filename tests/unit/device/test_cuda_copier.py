@@ -7,9 +7,9 @@ import torch
 
 from kvtiers.device.copier import Direction
 from kvtiers.device.cuda_copier import CudaCopier
+from kvtiers.device.host_device import HostDevice
 from kvtiers.device.plans import plan_copies
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.testing.host_device import HostDevice
 from tests.unit.device.device_kv import Model, copier, tensors_of
 from tests.unit.device.device_plans import BLOCKS, fresh_region, plan_of
 

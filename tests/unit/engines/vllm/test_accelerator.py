@@ -13,12 +13,12 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from kvtiers.device.geometry import Geometry, GroupGeometry, opaque_page
+from kvtiers.device.host_device import HostDevice
 from kvtiers.engines.vllm import accelerator
 from kvtiers.engines.vllm.accelerator import own_copier, unfit_for_vllm, vllms_worker
 from kvtiers.engines.vllm.worker import CopyWorker
 from kvtiers.errors import ConfigError
 from kvtiers.host.region import Region
-from kvtiers.testing.host_device import HostDevice
 
 PAGE = 4096
 WHOLE = CanonicalPageMapping(

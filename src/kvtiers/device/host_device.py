@@ -1,6 +1,6 @@
 """Host memory in the place of an accelerator, for a copier that works on streams.
 
-The only module here that needs torch: import it by its own name.
+For dry runs of ``scripts/check_cuda.py`` and for tests: nothing in the package builds one.
 """
 
 from collections.abc import Sequence
