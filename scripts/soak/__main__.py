@@ -50,9 +50,9 @@ def soak(seconds: float, place: Path, seed: int) -> None:
         for worker in workers:
             worker.stop()
     finally:
-        calls.kill()
         for worker in workers:
             worker.kill()
+        calls.kill()
     _report(time.monotonic() - began, workers, watches, struck + calls.ended)
     read_all("files", files, min(w.capacity for w in of_files))
     read_all("log", log, workers[1].capacity)

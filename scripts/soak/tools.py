@@ -46,19 +46,21 @@ class Call:
                 raise SystemExit(f"{self} is stuck")
             return False
         _, said = self._process.communicate()
-        if self._process.returncode not in self._allowed(was_damaged) or "Traceback" in said:
+        if self._process.returncode not in self._allowed(was_damaged, said) or "Traceback" in said:
             raise SystemExit(f"{self} ended with {self._process.returncode}: {said}")
         return True
 
-    def _allowed(self, was_damaged: bool) -> Sequence[int]:
+    def _allowed(self, was_damaged: bool, said: str) -> Sequence[int]:
         if self.what == "gc" and self.role == "log":
             return (REFUSED,)  # a log that is open is its owner's
-        wrong = was_damaged if self.what == "verify" else self._excused
+        in_use = "are in use by engines" in said
+        wrong = was_damaged if self.what == "verify" else self._excused or in_use
         return (DONE, WRONG) if wrong else (DONE,)
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
 
     def __repr__(self) -> str:
         return f"kvtiers {self.what} on {self.role}"
