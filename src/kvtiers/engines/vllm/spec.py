@@ -123,16 +123,7 @@ class KVTiersSpec(OffloadingSpec):
         device = str(kv_caches.tensors[0].tensor.device.type)
         if self.facts is None:
             refuse_without_facts(settings, device)
-        geometry = replace(  # vLLM's worker keeps all chunks one stride apart
-            layouts.geometry_of(kv_caches, self.config, self.facts, vllms_bytes=True),
-            one_size=True,
-        )
-        why_own = "it is the CPU" if device == "cpu" else unfit_for_vllm(kv_caches, geometry)
-        if (
-            why_own is not None
-        ):  # then our copier moves the bytes, and our geometry says more of them
-            kv_caches = layouts.by_layer(kv_caches, self.facts)
-            geometry = layouts.geometry_of(kv_caches, self.config, self.facts)
+        kv_caches, geometry, why_own = self._described(kv_caches, device)
         geometry, layers = stages.across(geometry, self.config)
         geometry.check()
         if geometry.rank == 0:
@@ -148,6 +139,23 @@ class KVTiersSpec(OffloadingSpec):
             region.unlink()
             region.close()
             raise
+
+    def _described(
+        self, kv_caches: CanonicalKVCaches, device: str
+    ) -> tuple[CanonicalKVCaches, Geometry, str | None]:
+        """The tensors, where their bytes lie in a chunk, and why our own copier moves them.
+
+        None: vLLM's worker does. Ours can be told more of them.
+        """
+        why_own: str | None = "it copies from accelerators only"
+        if device != "cpu":
+            geometry = layouts.geometry_of(kv_caches, self.config, self.facts, vllms_bytes=True)
+            geometry = replace(geometry, one_size=True)  # it keeps all chunks one stride apart
+            why_own = unfit_for_vllm(kv_caches, geometry)
+            if why_own is None:
+                return kv_caches, geometry, None
+        kv_caches = layouts.by_layer(kv_caches, self.facts)
+        return kv_caches, layouts.geometry_of(kv_caches, self.config, self.facts), why_own
 
     def _attach(self, geometry: Geometry, record: RegionRecord) -> Region:
         capacity, directory = self.settings.cpu_bytes_to_use, self.settings.region_directory

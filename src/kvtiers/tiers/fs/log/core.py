@@ -1,6 +1,7 @@
 """What the parts of a log share: index, segments, files, and the one way to add to them."""
 
 import errno
+import math
 import os
 import threading
 from collections import deque
@@ -75,9 +76,12 @@ class LogCore:
     def forget(self, gone: Sequence[Deletion]) -> None:
         """Have it written down that these were dropped from the index. With ``lock`` held."""
         self.deletions.extend(gone)
-        first = min(self._under_way, default=None)
-        if first is not None:
-            self._deleted_meanwhile.update(d for d in gone if d[1] > first)
+        first = self._first_under_way()
+        self._deleted_meanwhile.update(d for d in gone if d[1] > first)
+
+    def _first_under_way(self) -> float:
+        """Position of the first run that is written now; infinite if none is."""
+        return min(self._under_way, default=math.inf)
 
     def some_deleted(self) -> list[Deletion]:
         """Take as many of ``deletions`` as one run holds."""
@@ -182,10 +186,9 @@ class LogCore:
     def _end_write(self, segment: Segment, page: int) -> None:
         with self.lock:
             self._under_way.remove(fmt.position(segment.sequence, page))
-            first = min(self._under_way, default=None)
             if self._deleted_meanwhile:
-                left = self._deleted_meanwhile.items() if first is not None else ()
-                self._deleted_meanwhile = {k: at for k, at in left if at > (first or 0)}
+                known, first = self._deleted_meanwhile, self._first_under_way()
+                self._deleted_meanwhile = {key: at for key, at in known.items() if at > first}
             last = segment.end_write()
         if last:
             self.seal(segment)
