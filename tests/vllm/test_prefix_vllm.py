@@ -95,7 +95,7 @@ def test_blocks_that_vllm_keeps_are_those_that_are_read(group):
         assert set(group.chunks(tokens)) == kept
 
 
-def scheduler_of(groups, ask):
+def scheduler_of(groups, ask, cls=OffloadingConnectorScheduler):
     """The scheduler's side of the offloading connector, as far as its lookup goes."""
     configs = tuple(
         GroupOffloadConfig(
@@ -114,7 +114,7 @@ def scheduler_of(groups, ask):
     )
     windows = [i for i, c in enumerate(configs) if c.sliding_window_size_in_chunks is not None]
     windows.sort(key=lambda i: -configs[i].sliding_window_size_in_chunks)
-    scheduler = OffloadingConnectorScheduler.__new__(OffloadingConnectorScheduler)
+    scheduler = cls.__new__(cls)
     scheduler.config = SimpleNamespace(kv_group_configs=configs)
     scheduler._sliding_window_groups = tuple(windows)
     whole = tuple(i for i in range(len(configs)) if i not in windows)
@@ -171,6 +171,18 @@ MODELS = {
 }
 
 
+def stored_at_random(groups, tokens, dice):
+    """Chunks of each group, with holes."""
+    there = {}
+    for g in groups:
+        chunks = range(tokens // g.tokens_per_chunk)
+        first, end = sorted(dice.randint(0, len(chunks)) for _ in "ab")
+        kept = chunks if g.attention is Attention.FULL else chunks[first:]
+        holes = {dice.choice(chunks) for _ in range(dice.randint(0, 2))} if chunks else set()
+        there[g.group] = set(kept[: dice.choice((end, None))]) - holes
+    return there
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_vllm_loads_as_much_as_is_planned(model):
     """Over prompts with holes in what is stored of them, of every length."""
@@ -178,13 +190,7 @@ def test_vllm_loads_as_much_as_is_planned(model):
     loaded = 0
     for _ in range(1000):
         tokens = dice.randint(1, 400)
-        there = {}
-        for g in groups:
-            chunks = range(tokens // g.tokens_per_chunk)
-            first, end = sorted(dice.randint(0, len(chunks)) for _ in "ab")
-            kept = chunks if g.attention is Attention.FULL else chunks[first:]
-            holes = {dice.choice(chunks) for _ in range(dice.randint(0, 2))} if chunks else set()
-            there[g.group] = set(kept[: dice.choice((end, None))]) - holes
+        there = stored_at_random(groups, tokens, dice)
         plan = planned(groups, tokens, there)
         assert vllms_answer(groups, tokens, there) == plan.tokens, (tokens, there)
         loaded += plan.tokens > 0

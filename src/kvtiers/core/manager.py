@@ -128,6 +128,16 @@ class TieringManager:
             return Lookup.MISS
         return self._promotions.seek(key, request, self._now)
 
+    def look(self, key: Key, request: Request, *, coming: bool = False) -> Lookup:
+        """The verdict on one chunk, for a plan: what is found below is HIT_PENDING and stays there.
+
+        So of all that is there only what will be read comes up, by a ``lookup``. With ``coming``
+        only what is on its way already counts as found.
+        """
+        if key in self._ready or request.load_failed:
+            return self.lookup(key, request)
+        return self._promotions.look(key, request, self._now, coming=coming)
+
     def lookup_many(self, keys: Sequence[Key], request: Request) -> list[Lookup]:
         """The verdicts on chunks in prefix order, up to and including the first MISS."""
         ready = self._ready

@@ -67,17 +67,33 @@ class Promotions:
         ledger.gathered = self._gathered_slots
 
     def seek(self, key: Key, request: Request, now: float) -> Lookup:
-        """The verdict on a chunk that is not ready in host memory."""
+        """The verdict on a chunk that is not ready in host memory; one found begins its way up."""
+        found = self._find(key, request, now)
+        if isinstance(found, AttachedTier):
+            return self._begin(key, found, request, now)
+        return found
+
+    def look(self, key: Key, request: Request, now: float, *, coming: bool) -> Lookup:
+        """The same, but nothing is brought up: what a tier has is HIT_PENDING all the same, or with
+        ``coming`` a MISS.
+        """
+        found = self._find(key, request, now)
+        if isinstance(found, AttachedTier):
+            return Lookup.MISS if coming else Lookup.HIT_PENDING
+        return found
+
+    def _find(self, key: Key, request: Request, now: float) -> AttachedTier | Lookup:
+        """The tier that has the chunk, or a verdict where it is settled without one."""
         if key in self._index.filling or key in self._index.fetching:
             return self._wait(Lookup.HIT_PENDING, request, now)
         request.below.add(key)
         if request.gave_up:
-            return Lookup.MISS
+            return _MISS
         for tier in self._turns(key, request):
             verdict = tier.lookup((key,), request.context)[0]
             if verdict is _HIT:
                 self._resolved(tier, key, request, now, hit=True)
-                return self._begin(key, tier, request, now)
+                return tier
             if verdict is not _MISS and self._may_go_on_asking(tier, key, request, now):
                 return self._wait(Lookup.RETRY, request, now)
             self._resolved(tier, key, request, now, hit=False)

@@ -128,6 +128,7 @@ class World:
         slots: int = 8,
         tiers: Sequence[ScriptedTier] = (),
         policy: str = "lru",
+        groups: Sequence[GroupLayout] = GROUPS,
         **options: object,
     ) -> None:
         self.now = 100.0
@@ -140,7 +141,7 @@ class World:
         )
         self.manager = TieringManager(
             index=self.index,
-            layout=ChunkLayout(GROUPS),
+            layout=ChunkLayout(tuple(groups)),
             view=self._view,
             tiers=tiers,
             sink=self.events.append,

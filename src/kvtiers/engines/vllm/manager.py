@@ -6,8 +6,9 @@ every lookup is a miss, nothing is stored any more - and is logged once with its
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from vllm.v1.kv_offload.base import (
@@ -45,6 +46,16 @@ _WALKED_PER_SORTED = 4
 """To walk over so many chunks costs less than to sort one by the request's book of positions."""
 _ORPHAN_STEPS = 4
 """Steps after a reset by which a worker has surely flushed, where the engine does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked before anything is brought up."""
+
+    coming: bool
+    """Whether, of what is not in host memory, only what is on its way up counts as found."""
+    below: set[Key] = field(default_factory=set)
+    """What was found, and is not in host memory yet."""
 
 
 def _fenced(otherwise: Callable[[], Any]) -> Callable[[M], M]:
@@ -93,6 +104,7 @@ class VllmManager(OffloadingManager):
         self._failed_stores: set[Key] = set()
         self._failed_loads: set[str] = set()
         self._declined: dict[str, list[Key]] = {}
+        self._plan: Plan | None = None
         self._orphans: list[int] = []
         self._orphan_steps = 0
         self._closed = False
@@ -126,12 +138,25 @@ class VllmManager(OffloadingManager):
             request = req_context.get_state(Request) or self._adopt(req_context)
             self._lookups += 1
             ours: Any = key  # a call to rename it would cost a fifth of a hit
+            if self._plan is not None:
+                return self._planned(self._plan, ours, request)
             if self._lookups % _SAMPLE_EVERY:
                 return _verdict(self.core.lookup(ours, request))
             return self._timed_lookup(ours, request)
         except Exception:
             self.become_inert("lookup")
             return _MISS
+
+    @contextmanager
+    def planning(self, *, coming: bool) -> Iterator[set[Key]]:
+        """Within it lookups bring nothing up. What is stored below is HIT, or with ``coming`` what
+        is on its way up; such chunks are gathered in the set that it gives.
+        """
+        self._plan = Plan(coming)
+        try:
+            yield self._plan.below
+        finally:
+            self._plan = None
 
     @_fenced(lambda: CacheHitSource.EXTERNAL_UNSPECIFIED)
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
@@ -306,6 +331,7 @@ class VllmManager(OffloadingManager):
             return
         self.core.check()
         assert all(self._declined.values()), "a request declined nothing"
+        assert self._plan is None, "a plan has no end"
         if self._orphans and not self.flushes_are_reported:
             assert self._orphan_steps > 0, "slots wait for a flush that nobody will report"
 
@@ -337,6 +363,13 @@ class VllmManager(OffloadingManager):
         request = self.core.on_new_request(context)
         req_context.set_state(request)
         return request
+
+    def _planned(self, plan: Plan, key: Key, request: Request) -> LookupResult:
+        verdict = self.core.look(key, request, coming=plan.coming)
+        if verdict is Lookup.HIT_PENDING:
+            plan.below.add(key)
+            return _HIT
+        return _verdict(verdict)
 
     def _timed_lookup(self, key: Key, request: Request) -> LookupResult:
         begun = self._clock()
