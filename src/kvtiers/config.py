@@ -69,6 +69,7 @@ _SECONDS_OR_ZERO = Reader("a number of seconds, 0 or more", where(number, lambda
 _FRACTION = Reader("a fraction above 0 and up to 1", where(number, lambda f: 0 < f <= 1))
 _FLAG = Reader("true or false", exactly(bool))
 _TEXT = Reader("a non-empty string", where(exactly(str), bool))
+_KEYS = Reader("`engine` or `own`", where(exactly(str), lambda k: k in ("engine", "own")))
 _FOLDER = Reader("an absolute path", where(exactly(str), lambda p: p.startswith("/")))
 
 
@@ -113,6 +114,13 @@ class KVTiersConfig:
     )
     block_size: int | None = option(
         _COUNT, "The chunk's span in tokens, instead of `blocks_per_chunk`.", None
+    )
+    chunk_keys: str = option(
+        _KEYS,
+        "What chunks are named by: `engine`, vLLM's block hashes, as in its KV events; or `own`,"
+        " hashes of whole chunks, which depend neither on the engine's block size nor on"
+        " `--prefix-caching-hash-algo` and its seed, so that engines which differ in these share.",
+        "engine",
     )
     eviction_policy: str = option(
         _TEXT, "What leaves host memory first: `lru`, `arc`, or a class of your own.", "lru"

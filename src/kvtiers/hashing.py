@@ -24,6 +24,9 @@ DEFAULT_SEED = "vllm-none-hash"
 The xxhash algorithms have no default: without PYTHONHASHSEED every vLLM process draws its own.
 """
 
+OWN_ALGORITHM = "sha256_cbor"
+"""Of keys of our own: a chain of hashes like vLLM's, with a chunk in place of a block."""
+
 ExtraKeys = Callable[[int], tuple[Any, ...] | None]
 """From the index of a block to what else names it, or ``None``. See :func:`request_extra_keys`."""
 
@@ -67,7 +70,10 @@ def _optional(module: str) -> Any:
         ) from None
 
 
-def _hasher(algorithm: str) -> Callable[[Any], bytes]:
+def hasher(algorithm: str) -> Callable[[Any], bytes]:
+    """The function of an algorithm, from a value to its digest. Raises KVTiersError if there is
+    none, or if a package is missing for it.
+    """
     if algorithm not in _ALGORITHMS:
         raise KVTiersError(
             f"unknown hash algorithm {algorithm!r}; use one of {', '.join(ALGORITHMS)}",
@@ -80,7 +86,7 @@ def _hasher(algorithm: str) -> Callable[[Any], bytes]:
 
 def none_hash(algorithm: str = "sha256", seed: str = DEFAULT_SEED) -> bytes:
     """The parent of a first block: 32 bytes for SHA-256, 16 for XXH3."""
-    return _hasher(algorithm)(seed)
+    return hasher(algorithm)(seed)
 
 
 def seed_id(given: str | None) -> str:
@@ -112,16 +118,24 @@ def block_hashes(
     """Hashes of the full blocks of ``tokens_per_hash`` tokens; a partial last block has none."""
     if tokens_per_hash < 1:
         raise ValueError(f"tokens_per_hash must be at least 1, not {tokens_per_hash}")
-    digest = _hasher(algorithm)
-    parent = digest(seed)
-    hashes = []
+    digest = hasher(algorithm)
+    hashes = [digest(seed)]
     for block in range(len(token_ids) // tokens_per_hash):
         start = block * tokens_per_hash
-        # Other integer types (NumPy's) would be encoded differently.
-        tokens = tuple(index(t) for t in token_ids[start : start + tokens_per_hash])
-        parent = digest((parent, tokens, extra_keys(block)))
-        hashes.append(parent)
-    return hashes
+        tokens = token_ids[start : start + tokens_per_hash]
+        hashes.append(next_hash(digest, hashes[-1], tokens, extra_keys(block)))
+    return hashes[1:]
+
+
+def next_hash(
+    digest: Callable[[Any], bytes],
+    parent: bytes,
+    tokens: Sequence[int],
+    extra_keys: tuple[Any, ...] | None,
+) -> bytes:
+    """The hash of a full block of ``tokens`` after the prefix ``parent``."""
+    # Other integer types (NumPy's) would be encoded differently.
+    return digest((parent, tuple(map(index, tokens)), extra_keys))
 
 
 def chunk_keys(

@@ -53,6 +53,7 @@ def test_every_key_is_read() -> None:
     extra = {
         "cpu_bytes_to_use": 5 * GIB,
         "blocks_per_chunk": 4,
+        "chunk_keys": "own",
         "eviction_policy": "Mine",
         "cache_policy_module_path": "my.policies",
         "secondary_tiers": [{"type": "memory"}],

@@ -285,7 +285,8 @@ def test_a_report_says_what_is_portable_and_what_is_bound_and_why():
     )
     assert report(Geometry(groups, 2)) == (
         "group 0: latent in 3 tensors, 32 tokens and 8192 bytes a chunk, copied in 6 pieces by this"
-        " rank; portable to every topology, and to every block size",
+        " rank; portable to every topology, and, under names of our own (chunk_keys), to every "
+        "block size",
         "group 1: state and latent in 3 tensors, 64 tokens and 8192 bytes a chunk, copied in 24 "
         "pieces by this rank; portable to every topology, bound to this block size (a block's "
         "state is that after its last token)",

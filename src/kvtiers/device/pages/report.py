@@ -22,7 +22,7 @@ def _line(geometry: Geometry, index: int) -> str:
         + (f"bound to this topology ({bound})" if bound else "portable to every topology")
         + ", "
         + (
-            "and to every block size"
+            "and, under names of our own (chunk_keys), to every block size"
             if geometry.any_block_size(index)
             else f"bound to this block size ({per_block})"
         )

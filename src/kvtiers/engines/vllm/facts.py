@@ -16,6 +16,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from kvtiers.chunks import Namespace
 from kvtiers.engines.vllm.identity import cpu_byte_format, identity_from_vllm
 from kvtiers.engines.vllm.namespace import FORMAT_VERSION, GroupSpan, Identity
+from kvtiers.engines.vllm.ownkeys import tokens_per_link
 from kvtiers.hashing import seed_id
 
 _MODEL_DTYPES = ("bfloat16", "float16", "float32")
@@ -44,8 +45,9 @@ class EngineFacts:
     kv_cache_dtype: str
     model_dtype: Any
     groups: tuple[GroupFacts, ...]
-    identify: Callable[[str | None], Identity] = field(repr=False)
-    """Reads the engine's identity, the checkpoint included; takes the user's model digest."""
+    identify: Callable[[str | None, bool], Identity] = field(repr=False)
+    """Reads the engine's identity, the checkpoint included; takes the user's model digest, and
+    whether chunks have names of our own."""
     packing: str = "unknown"
     """How K and V lie in a page: see :func:`packing_of`."""
     tensors: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -149,6 +151,7 @@ def gather(vllm_config: Any, kv_cache_config: Any, config: OffloadingConfig) -> 
         for group in config.groups
     )
     tokens_per_hash = config.cache.tokens_per_hash
+    link = tokens_per_link(g.span.tokens_per_block * g.span.blocks_per_chunk for g in groups)
     model = vllm_config.model_config
     states = any(isinstance(spec, MambaSpec) for g in groups for spec in g.layer_specs)
     return EngineFacts(
@@ -161,8 +164,11 @@ def gather(vllm_config: Any, kv_cache_config: Any, config: OffloadingConfig) -> 
         total_kv_heads=model.get_total_num_kv_heads(),
         conv_dim_first=_conv_dim_first() if states else None,
         state_groups=_state_groups(model.hf_text_config) if states else None,
-        identify=lambda digest: identity_from_vllm(
-            vllm_config, tokens_per_hash=tokens_per_hash, digest=digest
+        identify=lambda digest, own_keys: identity_from_vllm(
+            vllm_config,
+            tokens_per_hash=link if own_keys else tokens_per_hash,
+            digest=digest,
+            own_keys=own_keys,
         ),
     )
 

@@ -9,12 +9,13 @@ import os
 import platform
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvtiers.engines.vllm.checkpoint import config_digest, find_checkpoint, model_digest, plain
 from kvtiers.engines.vllm.namespace import GroupSpan, Identity, ModelIdentity, build_namespace
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.hashing import DEFAULT_SEED
+from kvtiers.hashing import DEFAULT_SEED, OWN_ALGORITHM
 
 __all__ = ["GroupSpan", "Identity", "build_namespace", "cpu_byte_format", "identity_from_vllm"]
 
@@ -55,17 +56,25 @@ def identity_from_vllm(
     *,
     tokens_per_hash: int,
     digest: str | None = None,
+    own_keys: bool = False,
     environ: Mapping[str, str] = os.environ,
     unique: Callable[[], str] = lambda: uuid.uuid4().hex,
 ) -> Identity:
     """Read an engine's identity from its ``VllmConfig``.
 
     ``digest`` is the user's own name for the model, instead of a digest of its checkpoint; it does
-    not name a draft model that comes from elsewhere. Reads up to 16 MiB of the checkpoint. Raises
+    not name a draft model that comes from elsewhere. With ``own_keys`` chunks have names of our
+    own, whatever the engine's hashes. Reads up to 16 MiB of the checkpoint. Raises
     KVTiersError ``UNSUPPORTED`` when the configuration lacks what is needed.
     """
     try:
-        return _identity(vllm_config, tokens_per_hash, digest, environ, unique)
+        identity = _identity(vllm_config, tokens_per_hash, digest)
+        if own_keys:
+            return replace(identity, hash_algorithm=OWN_ALGORITHM, hash_seed=DEFAULT_SEED)
+        algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+        seed, warning = _hash_seed(algorithm, environ.get("PYTHONHASHSEED"), unique)
+        warnings = (*identity.warnings, *([warning] if warning else ()))
+        return replace(identity, hash_algorithm=algorithm, hash_seed=seed, warnings=warnings)
     except AttributeError as e:
         raise KVTiersError(
             "cannot tell which engines may share KV cache, because this vLLM's configuration has"
@@ -75,21 +84,12 @@ def identity_from_vllm(
         ) from e
 
 
-def _identity(
-    config: Any,
-    tokens_per_hash: int,
-    digest: str | None,
-    environ: Mapping[str, str],
-    unique: Callable[[], str],
-) -> Identity:
+def _identity(config: Any, tokens_per_hash: int, digest: str | None) -> Identity:
+    """All but the engine's hashes."""
     cache = config.cache_config
     warnings: list[str] = []
     model = _model(config.model_config, config.load_config, digest, warnings)
     draft_method, draft = _draft(config, digest, warnings)
-    algorithm = str(cache.prefix_caching_hash_algo)
-    seed, warning = _hash_seed(algorithm, environ.get("PYTHONHASHSEED"), unique)
-    if warning:
-        warnings.append(warning)
     return Identity(
         model=model,
         draft=draft,
@@ -97,8 +97,6 @@ def _identity(
         kv_dtype=model.dtype if cache.cache_dtype == "auto" else str(cache.cache_dtype),
         kv_settings=_kv_settings(config),
         lora_dtype=_lora_dtype(config.lora_config, model.dtype),
-        hash_algorithm=algorithm,
-        hash_seed=seed,
         tokens_per_hash=tokens_per_hash,
         topology=_topology(config.parallel_config),
         warnings=tuple(dict.fromkeys(warnings)),

@@ -14,9 +14,10 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingParallelConfig
 
-from kvtiers.chunks import ChunkLayout, GroupLayout
+from kvtiers.chunks import ChunkLayout, GroupLayout, Namespace
 from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, coalesce, opaque_page
 from kvtiers.engines.vllm.facts import EngineFacts
+from kvtiers.engines.vllm.namespace import GroupSpan, Identity, build_namespace
 from kvtiers.engines.vllm.pages import Layer, kind_of, own_pages, unpadded_bytes, why_per_block
 from kvtiers.errors import ConfigError
 from kvtiers.host.region import Region
@@ -179,10 +180,22 @@ class RegionRecord:
     world_size: int
     layers: tuple[tuple[str, ...], ...] = ()
     """Of each group on all pipeline stages: the scheduler is told those of the first one."""
+    any_block_size: bool = False
+    """Whether the bytes of a chunk are the same whatever blocks divide it."""
 
     def named_bytes(self) -> dict[str, Any]:
         """What a namespace says of the bytes, as JSON values."""
         return {**self.certificate, "byte_formats": list(self.byte_formats)}
+
+    def as_one_block(self) -> "RegionRecord":
+        """What an engine would say whose block is the chunk, where blocks of any size will do."""
+        blocks = self.certificate["blocks_per_chunk"]
+        groups = [
+            {**g, "page_bytes": [[size * blocks, count] for size, count in g["page_bytes"]]}
+            for g in self.certificate["groups"]
+        ]
+        certificate = {**self.certificate, "blocks_per_chunk": 1, "groups": groups}
+        return replace(self, certificate=certificate)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, equal on every rank."""
@@ -193,6 +206,7 @@ class RegionRecord:
             "byte_formats": list(self.byte_formats),
             "world_size": self.world_size,
             "layers": [list(names) for names in self.layers],
+            "any_block_size": self.any_block_size,
         }
 
     @classmethod
@@ -205,6 +219,7 @@ class RegionRecord:
             byte_formats=tuple(record["byte_formats"]),
             world_size=record["world_size"],
             layers=tuple(tuple(names) for names in record["layers"]),
+            any_block_size=record["any_block_size"],
         )
 
 
@@ -223,6 +238,7 @@ def record_of(
         byte_formats=tuple(byte_formats),
         world_size=config.parallel.world_size,
         layers=layers,
+        any_block_size=all(geometry.any_block_size(g.group) for g in geometry.groups),
     )
 
 
@@ -238,6 +254,17 @@ def _shortened(certificate: dict[str, Any]) -> dict[str, Any]:
                 sizes.append([size, 1])
         groups.append({**group, "page_bytes": sizes})
     return {**certificate, "groups": groups}
+
+
+def namespace_of(
+    record: RegionRecord, identity: Identity, spans: Sequence[GroupSpan], *, own_keys: bool
+) -> Namespace:
+    """The namespace of an engine's chunks; where nothing else depends on the size of its blocks,
+    and keys of our own do not either, that of all engines whose blocks divide the chunk.
+    """
+    if own_keys and record.any_block_size:
+        spans, record = [span.as_one_block() for span in spans], record.as_one_block()
+    return build_namespace(identity, spans, record.named_bytes(), portable=record.portable)
 
 
 def check_world(record: RegionRecord, world_size: int) -> None:

@@ -10,7 +10,7 @@ checkpoint that holds the new weights or with another ``model_digest``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kvtiers.chunks import Namespace
@@ -78,6 +78,11 @@ class GroupSpan:
     blocks_per_chunk: int
     window_tokens: int | None = None
     layers: tuple[str, ...] = ()
+
+    def as_one_block(self) -> "GroupSpan":
+        """The span of an engine whose block is the chunk."""
+        tokens = self.tokens_per_block * self.blocks_per_chunk
+        return replace(self, tokens_per_block=tokens, blocks_per_chunk=1)
 
 
 def build_namespace(

@@ -34,6 +34,12 @@ def refuse_without_facts(settings: KVTiersConfig, device: str = "cpu") -> None:
     other than the CPU depends on the attention backend. That will do for tiers that end with the
     engine; in others, bytes of two engines could meet under one key.
     """
+    if settings.chunk_keys == "own":
+        raise ConfigError(
+            f"chunk_keys in {WHERE} is own, but vLLM's own OffloadingConnector names the chunks; "
+            "use KVTiersConnector, or leave chunk_keys out",
+            key="chunk_keys",
+        )
     for position, tier in enumerate(settings.secondary_tiers):
         if tier.module_path is None and tier.type in _ENDS_WITH_THE_ENGINE:
             continue

@@ -12,32 +12,64 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
-    OffloadingConnectorScheduler,
-)
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_offload.base import OffloadingSpec
+from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvtiers.engines.vllm import offers
-from kvtiers.engines.vllm.manager import VllmManager
+from kvtiers.engines.vllm.ownkeys import OwnKeyedState, tokens_per_link
+from kvtiers.engines.vllm.planned import PlanningScheduler
+from kvtiers.engines.vllm.spec import KVTiersSpec
 from kvtiers.engines.vllm.worker import WorkerMetadata
 
 
-class KVTiersScheduler(OffloadingConnectorScheduler):
+class KVTiersScheduler(PlanningScheduler):
     """Scheduler side of :class:`kvtiers.engines.vllm.KVTiersConnector`."""
 
-    manager: VllmManager
-
-    def __init__(self, spec: OffloadingSpec, vllm_config: Any, kv_cache_config: Any) -> None:
+    def __init__(self, spec: KVTiersSpec, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(spec, vllm_config, kv_cache_config)
         self.manager.flushes_are_reported = True
+        self._own_link: int | None = None
+        """Tokens per hash of our own names for chunks; None: vLLM names them."""
+        if spec.settings.chunk_keys == "own":
+            self._own_link = tokens_per_link(
+                c.tokens_per_chunk for c in self.config.kv_group_configs
+            )
+            # Of a part of a block vLLM stores the state under a hash of its own.
+            self.config = self.config._replace(supports_partial_tail=False)
         self._declined: dict[str, offers.Declined] = {}
         self._failed_loads: set[int] = set()
         """Load jobs in flight that failed on some worker."""
         self._stale_reports: dict[int, int] = {}
         """Worker reports still due for jobs that were in flight at a reset, by job id."""
+
+    def on_new_request(self, request: Any) -> None:
+        """Open the books of a request."""
+        super().on_new_request(request)
+        if self._own_link is not None:
+            status = self._req_status[request.request_id]
+            self._req_status[request.request_id] = OwnKeyedState(
+                config=self.config,
+                req=request,
+                req_context=status.req_context,
+                offloading_context=status.offloading_context,
+                tokens_per_link=self._own_link,
+                on_fault=self.manager.become_inert,
+            )
+
+    def _make_boundary_key(
+        self, request: Any, group_idx: int, boundary_tokens: int, req_context: Any
+    ) -> OffloadKey:
+        """The key of a state that ends with a chunk: ours, if chunks have names of our own."""
+        status = self._req_status.get(request.request_id)
+        if self._own_link is not None and status is not None:
+            for config, state in zip(
+                self.config.kv_group_configs, status.group_states, strict=True
+            ):
+                if config.group_idx == group_idx:
+                    return state.offload_keys[boundary_tokens // config.tokens_per_chunk - 1]
+        return super()._make_boundary_key(request, group_idx, boundary_tokens, req_context)
 
     def update_state_after_alloc(
         self, request: Any, blocks: KVCacheBlocks, num_external_tokens: int

@@ -44,7 +44,6 @@ from kvtiers.engines.vllm.layout import RegionRecord
 from kvtiers.engines.vllm.logs import logger, saying_refusals
 from kvtiers.engines.vllm.manager import VllmManager
 from kvtiers.engines.vllm.metrics import StatsExporter, definitions
-from kvtiers.engines.vllm.namespace import build_namespace
 from kvtiers.engines.vllm.refusals import (
     refuse_pipelines,
     refuse_without_asserts,
@@ -245,13 +244,14 @@ class KVTiersSpec(OffloadingSpec):
                 model_digest=self.settings.model_digest,
                 hash_seed=os.environ.get("PYTHONHASHSEED"),
             )
-        identity = self.facts.identify(self.settings.model_digest)
+        own_keys = self.settings.chunk_keys == "own"
+        identity = self.facts.identify(self.settings.model_digest, own_keys)
         for warning in identity.warnings:
             logger.warning("%s", warning)
         spans = [g.span for g in self.facts.groups]
         if record.layers:
             spans = [replace(s, layers=n) for s, n in zip(spans, record.layers, strict=True)]
-        return build_namespace(identity, spans, record.named_bytes(), portable=record.portable)
+        return layouts.namespace_of(record, identity, spans, own_keys=own_keys)
 
     def _report(
         self, region: Region, record: RegionRecord, namespace: Namespace, core: TieringManager

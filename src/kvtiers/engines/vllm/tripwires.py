@@ -15,6 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
+    OffloadingEventsTracker,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadPromMetrics
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     GroupOffloadConfig,
@@ -29,6 +32,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.model_executor.layers.mamba import mamba_utils
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec
@@ -89,6 +93,29 @@ SIGNATURES = (
         "_calc_num_offloadable_tokens",
         ("req_status", "num_computed_tokens"),
     ),
+    Signature(
+        OffloadingConnectorScheduler,
+        "_lookup_complete_chunks",
+        ("req_status", "max_num_new_tokens"),
+    ),
+    Signature(GroupOffloadConfig, "load_window_size_in_chunks", ("num_tokens",)),
+    Signature(
+        OffloadingEventsTracker,
+        "record_lookup",
+        ("req", "group_config", "chunk_idx", "offload_key"),
+    ),
+    Signature(OffloadingConnectorScheduler, "on_new_request", ("request",)),
+    Signature(
+        OffloadingConnectorScheduler,
+        "_make_boundary_key",
+        ("request", "group_idx", "boundary_tokens", "req_context"),
+    ),
+    Signature(RequestOffloadState, "update_offload_keys", ()),
+    Signature(
+        kv_cache_utils,
+        "generate_block_hash_extra_keys",
+        ("request", "start_token_idx", "end_token_idx", "start_mm_idx"),
+    ),
     Signature(OffloadingConnectorScheduler, "reset_cache", ()),
     Signature(OffloadingConnectorWorker, "__init__", ("spec", "vllm_config", "kv_cache_config")),
     Signature(OffloadingConnectorWorker, "register_kv_caches", ("kv_caches",)),
@@ -103,6 +130,7 @@ ATTRIBUTES = {
         "_req_status",
         "_current_batch_load_jobs",
         "_current_batch_allocated_block_ids",
+        "_events_tracker",
         "config",
         "manager",
     ),
@@ -118,12 +146,20 @@ REPLACED = {
 
 FIELDS = {
     RequestGroupState: ("block_ids", "next_stored_chunk_idx", "offload_keys"),
-    RequestOffloadState: ("group_states", "req", "req_context", "transfer_jobs"),
+    RequestOffloadState: (
+        "config",
+        "group_states",
+        "num_locally_computed_tokens",
+        "offloading_context",
+        "req",
+        "req_context",
+        "transfer_jobs",
+    ),
     TransferJobStatus: ("req_id", "pending_count", "keys", "is_store"),
     KVConnectorOutput: ("invalid_block_ids", "kv_connector_worker_meta"),
     KVCacheBlocks: ("blocks",),
     KVCacheBlock: ("block_id", "is_null"),
-    SchedulerOffloadConfig: ("kv_group_configs", "blocks_per_chunk"),
+    SchedulerOffloadConfig: ("kv_group_configs", "blocks_per_chunk", "supports_partial_tail"),
     GroupOffloadConfig: (
         "group_idx",
         "tokens_per_chunk",

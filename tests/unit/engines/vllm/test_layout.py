@@ -5,14 +5,17 @@ import pytest
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 
 from kvtiers.chunks import ChunkLayout, GroupLayout
+from kvtiers.cli.common import spans_of
 from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run, opaque_page
 from kvtiers.engines.vllm.layout import (
     RegionRecord,
     check_world,
     described,
+    namespace_of,
     record_of,
     tokens_of,
 )
+from kvtiers.engines.vllm.namespace import GroupSpan, Identity, ModelIdentity
 from kvtiers.errors import ConfigError
 
 PAGE = 4096
@@ -49,6 +52,39 @@ def test_groups_go_by_vllms_ids_and_bytes_by_what_geometry_vouches_for(record) -
     assert named["byte_formats"] == ["hnd-packed", "hnd-split"]
     assert [g["page_bytes"] for g in named["groups"]] == [[[PAGE, 3]], [[2 * PAGE, 1]]]
     assert named["order"] == "layer-major"
+
+
+class TestChunksOfAnyBlockSize:
+    """Latents of one model under two engines: blocks of 64 and of 128 tokens, chunks of 256."""
+
+    def named(self, offloading_config, tokens_per_block, why_per_block="", own=True):
+        page = tokens_per_block * 1152
+        latent = PageMap(0, page, page, (Run(0, 0, page),), why_per_block=why_per_block)
+        per_chunk = 256 // tokens_per_block
+        geometry = Geometry((GroupGeometry(0, 256, (latent, latent)),), per_chunk)
+        groups = (OffloadingGroupConfig(tokens_per_block, ("a", "b"), 0),)
+        record = record_of(geometry, offloading_config(groups=groups), ["lbhnc-rank3"])
+        spans = [GroupSpan(0, "MLAAttentionSpec", tokens_per_block, per_chunk, layers=("a", "b"))]
+        model = ModelIdentity(digest="m")
+        return namespace_of(record, Identity(model=model), spans, own_keys=own)
+
+    def test_under_names_of_our_own_they_are_one_namespace(self, offloading_config) -> None:
+        ids = {self.named(offloading_config, tokens).id for tokens in (64, 128, 256)}
+        assert len(ids) == 1
+
+    def test_under_the_engines_names_they_are_not(self, offloading_config) -> None:
+        ids = {self.named(offloading_config, tokens, own=False).id for tokens in (64, 128, 256)}
+        assert len(ids) == 3
+
+    def test_nor_where_a_page_says_that_its_bytes_depend_on_the_block(
+        self, offloading_config
+    ) -> None:
+        ids = {self.named(offloading_config, t, "K is packed").id for t in (64, 128, 256)}
+        assert len(ids) == 3
+
+    def test_tools_read_the_span_of_a_chunk_all_the_same(self, offloading_config) -> None:
+        (span,) = spans_of(self.named(offloading_config, 64))
+        assert span.tokens_per_chunk == 256
 
 
 def test_workers_that_the_scheduler_does_not_know_of_are_refused(record) -> None:

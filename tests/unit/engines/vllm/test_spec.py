@@ -58,6 +58,11 @@ class TestRefusals:
         assert caught.value.context == {"key": "secondary_tiers[0]"}
         refuse_without_facts(parse_config(settings(MEMORY)), "cuda")
 
+    def test_names_of_our_own_need_our_connector(self):
+        config = parse_config({**settings(MEMORY), "chunk_keys": "own"})
+        with pytest.raises(ConfigError, match=r"chunk_keys in .* names the chunks; use KVTiers"):
+            refuse_without_facts(config)
+
     def test_the_worker_is_what_knows_the_device(self, offloading_config, tmp_path) -> None:
         extra = settings(FS, model_digest="mine", region_directory=str(tmp_path))
         spec = KVTiersSpec(offloading_config(extra_config=extra))
