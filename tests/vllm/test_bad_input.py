@@ -182,7 +182,7 @@ def test_block_size_where_groups_differ_in_blocks(checkpoint, said):
         _check_span(settings, {128, 256})
 
 
-def test_stages_on_an_accelerator_are_refused_before_a_model_is_loaded(checkpoint, said):
+def test_stages_are_refused_before_a_model_is_loaded_where_we_have_no_copier(checkpoint, said):
     from vllm.engine.arg_utils import EngineArgs
 
     from kvtiers.engines.vllm import KVTiersConnector
@@ -196,11 +196,11 @@ def test_stages_on_an_accelerator_are_refused_before_a_model_is_loaded(checkpoin
     )
     config = args.create_engine_config()
     KVTiersConnector.get_required_kvcache_layout(config)
-    config.device_config.device_type = "cuda"
+    config.device_config.device_type = "xpu"
     with pytest.raises(ConfigError) as caught:
         KVTiersConnector.get_required_kvcache_layout(config)
     message = one_sentence(str(caught.value))
-    assert "pipeline_parallel_size is 2, but under vLLM's copy worker for cuda" in message
+    assert "pipeline_parallel_size is 2, but under vLLM's copy worker for xpu" in message
     assert "use tensor_parallel_size instead" in message
     assert said == [("ERROR", message)]
 

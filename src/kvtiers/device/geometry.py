@@ -148,6 +148,7 @@ class Elsewhere:
     """Bytes of the canonical page of each layer that comes before this stage's."""
     after: tuple[int, ...] = ()
     portable: bool = True
+    any_block_size: bool = True
     orders: tuple[str, ...] = ()
     """Named orders of the pages of all stages."""
 
@@ -221,7 +222,8 @@ class Geometry:
 
     def any_block_size(self, group: int) -> bool:
         """Whether the chunks of ``group`` are the same whatever block size divides them."""
-        return not any(page.why_per_block for page in self.groups[group].pages)
+        here = self.groups[group]
+        return here.elsewhere.any_block_size and not any(p.why_per_block for p in here.pages)
 
     def fragments_per_chunk(self, group: int) -> int:
         """Separate pieces this rank copies for a whole chunk: what its copies cost."""

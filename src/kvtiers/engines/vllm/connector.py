@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvtiers.config import KVTiersConfig, parse_config
+from kvtiers.engines.vllm.accelerator import OWN_DEVICES
 from kvtiers.engines.vllm.facts import gather
 from kvtiers.engines.vllm.logs import saying_refusals
 from kvtiers.engines.vllm.refusals import refuse_pipelines
@@ -104,7 +105,7 @@ def _check(vllm_config: Any) -> KVTiersConfig:
     check_tiers(settings.secondary_tiers)
     find_policy(settings.eviction_policy, settings.cache_policy_module_path)
     device = str(vllm_config.device_config.device_type)
-    if device != "cpu":  # vLLM's copy worker knows a stage's own layers only
+    if device not in ("cpu", *OWN_DEVICES):  # vLLM's worker knows a stage's own layers only
         stages = vllm_config.parallel_config.pipeline_parallel_size
         refuse_pipelines(stages, f"vLLM's copy worker for {device}")
     refuse_other_hosts(vllm_config.parallel_config)

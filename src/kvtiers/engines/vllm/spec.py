@@ -147,7 +147,9 @@ class KVTiersSpec(OffloadingSpec):
         None: vLLM's worker does. Ours can be told more of them.
         """
         why_own: str | None = "it copies from accelerators only"
-        if device != "cpu":
+        if self.config.parallel.pp_size > 1:
+            why_own = "it knows the layers of its own pipeline stage only"
+        elif device != "cpu":
             geometry = layouts.geometry_of(kv_caches, self.config, self.facts, vllms_bytes=True)
             geometry = replace(geometry, one_size=True)  # it keeps all chunks one stride apart
             why_own = unfit_for_vllm(kv_caches, geometry)

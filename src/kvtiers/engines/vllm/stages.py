@@ -24,6 +24,7 @@ class Share:
     page_bytes: tuple[int, ...]
     """Of the canonical page of each layer."""
     portable: bool
+    any_block_size: bool
     orders: tuple[str, ...]
     """Named orders of its pages."""
 
@@ -58,6 +59,7 @@ def shares_of(geometry: Geometry, config: OffloadingConfig) -> list[Share]:
             theirs.layer_names,
             tuple(page.canonical_bytes for page in ours.pages),
             geometry.portable(ours.group),
+            geometry.any_block_size(ours.group),
             tuple(page.order for page in ours.pages if page.order),
         )
         for ours, theirs in zip(geometry.groups, config.groups, strict=True)
@@ -90,9 +92,13 @@ def joined(geometry: Geometry, everyone: Sequence[Sequence[Share]], stage: int) 
             )
         before = [n for share in shares[:stage] for n in share.page_bytes]
         after = [n for share in shares[stage + 1 :] for n in share.page_bytes]
-        portable = all(share.portable for share in shares)
-        orders = tuple(order for share in shares for order in share.orders)
-        elsewhere = Elsewhere(tuple(before), tuple(after), portable, orders)
+        elsewhere = Elsewhere(
+            tuple(before),
+            tuple(after),
+            portable=all(share.portable for share in shares),
+            any_block_size=all(share.any_block_size for share in shares),
+            orders=tuple(order for share in shares for order in share.orders),
+        )
         groups.append(replace(group, elsewhere=elsewhere))
     return replace(geometry, groups=tuple(groups))
 

@@ -1,16 +1,22 @@
 """Pipeline stages together fill the chunk that one rank would fill."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 
+from kvtiers.device.copier import Direction
 from kvtiers.device.geometry import Geometry, GroupGeometry, PageMap, Run
-from kvtiers.device.plans import ChunkCopy
+from kvtiers.device.plans import ChunkCopy, CopyPlan
 from kvtiers.engines.vllm.layout import record_of
 from kvtiers.engines.vllm.stages import joined, layers_of, of_stage, shares_of
 from kvtiers.errors import ConfigError
+from tests.unit.device.device_kv import copy_now
 from tests.unit.device.device_plans import touched
+from tests.unit.device.test_copiers import MAKERS
 
 WHOLE = {0: (64, 64, 64, 96), 1: (200, 200)}
 """The page of each layer of each group."""
@@ -69,6 +75,46 @@ def test_ranks_of_all_stages_write_every_byte_of_a_chunk_once(offloading_config,
         ends = [0, *(stop for _, stop in sorted(spans))]
         assert [start for start, _ in sorted(spans)] == ends[:-1]
         assert ends[-1] == ranks[0][0].chunk_bytes(group)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_every_copier_of_ours_fills_and_reads_a_chunk_stage_by_stage(
+    offloading_config, tp, make
+) -> None:
+    """And with stages the chunk has the bytes of one rank that has all layers."""
+    whole = geometry(WHOLE)
+    dice, blocks = np.random.default_rng(1), 8
+    sizes = [size for pages in WHOLE.values() for size in pages]
+    content = [dice.integers(0, 256, (blocks, size), np.uint8) for size in sizes]
+    plan = CopyPlan((ChunkCopy(0, 1, ((0, 3), (1, 5))), ChunkCopy(1, 2, ((0, 6), (1, 0)))))
+    expected = bytearray(4 * whole.granule_bytes)
+    tensors = [torch.from_numpy(c).view(torch.int8) for c in content]
+    assert copy_now(tensors, expected, whole_of(whole), Direction.STORE, plan, make).ok
+    region = bytearray(len(expected))
+    ranks = [own for own, _ in stages_of(offloading_config, tp)]
+    kept = [[content[i] for i in of_stage_] for of_stage_ in ((0, 1, 4), (2, 3, 5))]
+    shares = [
+        [np.array(np.split(c, tp, axis=1)[rank % tp]) for c in kept[rank // tp]]
+        for rank in range(2 * tp)
+    ]
+    for own, share in zip(ranks, shares, strict=True):
+        tensors = [torch.from_numpy(s).view(torch.int8) for s in share]
+        assert copy_now(tensors, region, whole_of(own), Direction.STORE, plan, make).ok
+    assert region == expected
+    for own, share in zip(ranks, shares, strict=True):
+        back = [torch.zeros(s.shape, dtype=torch.int8) for s in share]
+        assert copy_now(back, region, whole_of(own), Direction.LOAD, plan, make).ok
+        for i, (got, sent) in enumerate(zip(back, share, strict=True)):
+            there = [3, 5] if i < len(share) - 1 else [6, 0]
+            assert (got.numpy().view(np.uint8)[there] == sent[there]).all()
+
+
+def whole_of(own: Geometry) -> Geometry:
+    """With a tensor for each layer, of both groups."""
+    first = len(own.groups[0].pages)
+    pages = tuple(replace(p, tensor=first + i) for i, p in enumerate(own.groups[1].pages))
+    return replace(own, groups=(own.groups[0], replace(own.groups[1], pages=pages)))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
