@@ -6,6 +6,8 @@ which round differently, tokens in float32. docs/models.md says what is run here
 
 import pytest
 
+from kvtiers.chunks import key_group
+from kvtiers.tiers.fs.names import chunk_key
 from tests.vllm.offloading import CHUNK_BYTES, disk, files_of, manager_of, offload, settle
 from tests.vllm.serving import serving
 
@@ -54,6 +56,28 @@ def test_host_disk_and_restart_hits_are_exact(engine, prompt, tmp_path, kind, ca
         assert hits(e, asked, cached) == expected
         assert manager_of(e).core._index.resident == chunks
         assert read_from_disk(e) == read > 0
+
+
+def test_what_lies_behind_a_hole_in_a_window_stays_on_disk(engine, prompt, tmp_path):
+    """Full attention is stored up to token 1408, and read as far as a window allows: to 640."""
+    config = offload(secondary_tiers=[disk(tmp_path)])
+    asked = [prompt(TOKENS)]
+    with engine("gemma3", kv_transfer_config=config) as e:
+        e.ask(asked[0][:700])
+        settle(e)
+        e.ask(*asked)
+        settle(e)
+    with engine("gemma3", kv_transfer_config=config) as e:
+        hits(e, asked, 1408)
+        chunk_bytes = read_from_disk(e) / (1408 // 128 + 2 * 2)
+        tail = {k for k in manager_of(e).core._index.ready if key_group(k) == 1}
+    lost = [path for path in files_of(tmp_path) if chunk_key(path.name) in tail]
+    assert len(lost) == 2
+    for path in lost:
+        path.unlink()
+    with engine("gemma3", kv_transfer_config=config) as e:
+        hits(e, asked, 640)
+        assert read_from_disk(e) == (640 // 128 + 2 * 2) * chunk_bytes
 
 
 STAGES = {
