@@ -101,7 +101,10 @@ def layer_of(tensor: "torch.Tensor", page: PageMap, index: int) -> Layers:
 
 
 def _extended(layers: Layers, new: Layers) -> Layers | None:
-    """``layers`` with ``new`` at their end, or None if that is not one regular pattern."""
+    """``layers`` with ``new`` at their end, or None if that is not one regular pattern.
+
+    Memory ascends in it: torch has no view with a negative stride.
+    """
     step = new.device_start - layers.device_start
     if layers.count > 1:
         step -= layers.device_step * (layers.count - 1)
@@ -109,6 +112,7 @@ def _extended(layers: Layers, new: Layers) -> Layers | None:
         _bytes_alike(layers.page) == _bytes_alike(new.page)
         and layers.device.data_ptr() == new.device.data_ptr()
         and (layers.block_step, layers.num_blocks) == (new.block_step, new.num_blocks)
+        and step > 0
         and (layers.count == 1 or step == layers.device_step)
     )
     if not same:

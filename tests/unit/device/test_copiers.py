@@ -84,6 +84,22 @@ def test_all_ranks_together_store_the_bytes_of_tp_1_and_zeros_and_load_them_back
 
 
 @pytest.mark.parametrize("make", MAKERS)
+def test_layers_may_lie_in_their_storage_in_any_order(make):
+    model = Model("hnd", heads=2, layers=3, blocks_per_chunk=1)
+    pages = model.pages(model.logical(BLOCKS), 1, 0)
+    backwards = tuple(model.page_map(tensor, 1, 0) for tensor in (2, 1, 0))
+    geometry = Geometry((GroupGeometry(0, 16, backwards),), 1)
+    region = fresh_region(geometry)
+    plan = CopyPlan((ChunkCopy(0, 1, ((0, 5),)),))
+    assert copy_now(tensors_of(pages), region, geometry, Direction.STORE, plan, make).ok
+    start, size = geometry.slot_bytes, geometry.payload_bytes(0)
+    assert region[start : start + size] == pages[::-1, 5].tobytes()
+    loaded = tensors_of(np.full_like(pages, 7))
+    assert copy_now(loaded, region, geometry, Direction.LOAD, plan, make).ok
+    assert (pages_of(loaded)[:, 5] == pages[:, 5]).all()
+
+
+@pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("one_size", [True, False])
 def test_chunks_of_unequal_size_lie_side_by_side_and_leave_each_other_alone(make, one_size):
     model = Model("hnd", heads=8, layers=3, blocks_per_chunk=2)

@@ -12,9 +12,10 @@ def layers_of(shared: bool, order: list[int]):
     return gather_layers(tensors, [model.page_map(t, 1, 0) for t in order])
 
 
-def test_layers_are_gathered_only_when_equally_spaced_in_one_storage():
+def test_layers_are_gathered_only_when_equally_spaced_and_ascending_in_one_storage():
     assert [g.count for g in layers_of(True, [0, 1, 2, 3])] == [4]
-    assert [g.count for g in layers_of(True, [3, 2, 1, 0])] == [4]
+    assert [g.count for g in layers_of(True, [3, 2, 1, 0])] == [1, 1, 1, 1]
+    assert [g.count for g in layers_of(True, [0, 2, 1, 3])] == [2, 2]
     assert [g.count for g in layers_of(True, [0, 1, 3])] == [2, 1]
     assert [g.first for g in layers_of(True, [0, 1, 3])] == [0, 2]
     assert [g.count for g in layers_of(False, [0, 1, 2, 3])] == [1, 1, 1, 1]
