@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,9 +49,10 @@ class CpuCopier:
 
     ``tensors`` are the KV cache, (blocks, bytes of a padded page) of one-byte elements;
     ``region_buffer`` is the area of the slots. The layers of each job are divided between
-    ``threads`` threads, on which ``prepare`` is called first. ``clock`` (seconds) is read on the
-    first one before and after each job. Raises KVTiersError (``Kind.BROKEN``) if the tensors do not
-    fit the geometry.
+    ``threads`` threads, on which ``prepare`` is called first; it must not raise. ``clock``
+    (seconds) is read on the first one before and after each job. Raises KVTiersError
+    (``Kind.BROKEN``) if the tensors do not fit the geometry, RuntimeError if the system has no
+    threads to give.
     """
 
     def __init__(
@@ -75,16 +76,18 @@ class CpuCopier:
         ]
         self._tails = cut_tails(geometry, size, cutter)
         self._prepare = prepare
-        self._pool = ThreadPoolExecutor(
-            max(1, threads - 1), thread_name_prefix="kvtiers-copier", initializer=prepare
-        )  # its threads start with the first job for them
+        self._pool = _running_pool(threads - 1, prepare)
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
         self._unfinished: set[int] = set()
         self._outcomes = Outcomes()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kvtiers-copier", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._pool.shutdown()
+            raise
 
     def submit(self, job_id: int, direction: Direction, plan: CopyPlan) -> None:
         """Take a job; returns before its bytes move."""
@@ -165,16 +168,37 @@ class CpuCopier:
     def _move(self, job: _Job) -> int:
         """Bytes moved; no thread touches any more when this returns or raises."""
         work = work_of(job.plan, job.direction, self._geometry)
-        others = [
-            self._pool.submit(_copy_share, share, work, job.direction) for share in self._shares[1:]
-        ]
+        others: list[Future[int]] = []
         try:
+            for share in self._shares[1:]:
+                others.append(self._pool.submit(_copy_share, share, work, job.direction))
             for group in work:
                 zero(self._tails[group.group], group.tails)
             moved = _copy_share(self._shares[0], work, job.direction)
         finally:
             wait(others)
         return moved + sum(other.result() for other in others)
+
+
+def _running_pool(threads: int, prepare: Callable[[], None]) -> ThreadPoolExecutor:
+    """A pool of which all threads have started.
+
+    One that starts them when there is work keeps the work where that fails, and does it when a
+    later start succeeds: long after the job failed, into slots that are another's by then.
+    """
+    pool = ThreadPoolExecutor(
+        max(1, threads), thread_name_prefix="kvtiers-copier", initializer=prepare
+    )
+    all_there = threading.Event()
+    try:
+        for _ in range(threads):
+            pool.submit(all_there.wait)  # so none is idle, and each gets a thread of its own
+    except BaseException:
+        all_there.set()
+        pool.shutdown(cancel_futures=True)
+        raise
+    all_there.set()
+    return pool
 
 
 _Share = Sequence[Sequence[LayerSides[Bytes]]]

@@ -116,6 +116,58 @@ def test_an_error_on_any_of_its_threads_fails_the_job_when_all_have_let_go(
     assert len(others) == 2
 
 
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_without_all_its_threads_there_is_no_copier(tensors, region, monkeypatch, last):
+    """Its parts of a job that failed for want of a thread would wait for one to come."""
+    start, started = threading.Thread.start, []
+
+    def scarce(thread):
+        if len(started) + 1 == last:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with pytest.raises(RuntimeError, match="can't start"):
+        CpuCopier(tensors, memoryview(region), MODEL.geometry(1, 0), threads=3)
+    assert len(started) == last - 1
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_a_job_of_which_a_part_cannot_begin_ends_after_the_parts_that_did(
+    tensors, region, monkeypatch
+):
+    gate, moved, seen = threading.Event(), [], []
+    move = cpu.move
+
+    def slow(layers, chosen, direction):
+        gate.wait(60)
+        moved.append(move(layers, chosen, direction))
+        return moved[-1]
+
+    def clock():
+        seen.append(len(moved))
+        return 0.0
+
+    monkeypatch.setattr(cpu, "move", slow)
+    with copier(tensors, region, MODEL.geometry(1, 0), threads=3, clock=clock) as made:
+        submit, submitted = made._pool.submit, []
+
+        def once(*work):
+            if submitted:
+                gate.set()
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            submitted.append(submit(*work))
+            return submitted[0]
+
+        monkeypatch.setattr(made._pool, "submit", once)
+        made.submit(1, Direction.STORE, plan_of((0, 1)))
+        made.wait([1])
+        (outcome,) = made.poll()
+    assert not outcome.ok
+    assert seen == [0, 1]
+
+
 def test_a_job_id_cannot_be_in_flight_twice(gated):
     gated.submit(1, Direction.STORE, plan_of((0, 1)))
     with pytest.raises(KVTiersError, match="submitted twice") as caught:
