@@ -1,4 +1,4 @@
-"""On which cores copies run, and on how many.
+"""On which cores copies run, and on how many; pages are touched there, too.
 
 An engine on the CPU ties its OpenMP threads to cores. libgomp (``GOMP_CPU_AFFINITY``) ties the
 first thread of the process, too, when it is loaded, and every thread that one starts inherits the

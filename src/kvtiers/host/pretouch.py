@@ -3,7 +3,8 @@
 Allocating a file in memory gives it pages, but maps none: the first touch of each costs a process a
 page fault, and whoever is first fills it with zeros. A first store is eight times as slow for it
 (0.4 s for each GiB instead of 0.05). So a thread of the lowest priority touches them all while the
-engine gets ready, 4 MiB at a time.
+engine gets ready, 4 MiB at a time. Of a core that it shares with a busy model it gets next to
+nothing: who starts it where the model is tied to a core says how to get away from there.
 
 Faults are each process's own, so each process touches all pages. Each begins at another part: so
 the zeros, at least, are written by all ranks together.
@@ -23,6 +24,7 @@ from kvtiers.chunks import PAGE_BYTES
 logger = logging.getLogger("kvtiers")
 
 PORTION_BYTES = 4 << 20
+_SAYS_EVERY_S = 10.0
 _MADV_POPULATE_WRITE = 23
 """madvise(2), Linux 5.14: take write faults for pages without writing to them."""
 _GIB = 1 << 30
@@ -58,8 +60,15 @@ def portions(total: int, turn: int = 0, turns: int = 1) -> list[range]:
     ]
 
 
+def stay() -> None:
+    """The thread may run where it was started."""
+
+
 class PageToucher:
-    """A thread that touches all of ``area`` once; ``stop`` it before the area is unmapped."""
+    """A thread that touches all of ``area`` once; ``stop`` it before the area is unmapped.
+
+    ``prepare`` is called on it first; it must not raise.
+    """
 
     def __init__(
         self,
@@ -67,9 +76,11 @@ class PageToucher:
         turn: int = 0,
         turns: int = 1,
         *,
+        prepare: Callable[[], None] = stay,
         touch: Callable[[memoryview], None] = populate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._prepare = prepare
         self._area = area
         self.total = len(area)
         self._portions = portions(len(area), turn, turns)
@@ -99,9 +110,10 @@ class PageToucher:
         return f"<PageToucher {state}: {self.touched} of {self.total} bytes>"
 
     def _work(self) -> None:
+        self._prepare()
         with suppress(OSError):  # a priority is a wish
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        began = self._clock()
+        began = said = self._clock()
         logger.info("touching %.1f GiB of host memory in the background", self.total / _GIB)
         try:
             for portion in self._portions:
@@ -110,6 +122,10 @@ class PageToucher:
                 with self._area[portion.start : portion.stop] as pages:
                     self._touch(pages)
                 self.touched += len(portion)
+                if self._clock() >= said + _SAYS_EVERY_S:
+                    said = self._clock()
+                    done = self.touched / _GIB
+                    logger.info("touched %.1f of %.1f GiB so far", done, self.total / _GIB)
         except OSError as e:
             logger.warning(
                 "host memory was touched up to %.1f GiB only (%s): the first stores beyond take "

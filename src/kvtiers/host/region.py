@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError, map_errors
 from kvtiers.host.limits import Limit, available_memory, container_limits
-from kvtiers.host.pretouch import PageToucher
+from kvtiers.host.pretouch import PageToucher, stay
 from kvtiers.host.regionfile import (
     DIRECTORY,
     HEADER_BYTES,
@@ -118,14 +118,16 @@ class Region:
         self._require_open("buffer")
         return self._slots
 
-    def touch_ahead(self, turn: int = 0, turns: int = 1) -> PageToucher:
+    def touch_ahead(
+        self, turn: int = 0, turns: int = 1, *, prepare: Callable[[], None] = stay
+    ) -> PageToucher:
         """Touch all slots in the background, from part ``turn`` of ``turns``, until ``close``.
 
         See :mod:`kvtiers.host.pretouch`. Once is enough: later calls give the same.
         """
         self._require_open("touch")
         if self._toucher is None:
-            self._toucher = PageToucher(self._slots, turn, turns)
+            self._toucher = PageToucher(self._slots, turn, turns, prepare=prepare)
         return self._toucher
 
     def view(self, slot: int, nbytes: int, writable: bool) -> memoryview:

@@ -93,6 +93,21 @@ def test_a_region_is_touched_once_and_says_so(region, caplog):
     assert caught.value.kind is Kind.CLOSED
 
 
+def test_it_gets_away_from_where_it_was_started_and_says_how_far_it_is(region, caplog):
+    caplog.set_level("INFO", "kvtiers")
+    times = iter(range(0, 1000, 6))
+    threads = []
+
+    def note(*_):
+        threads.append(threading.current_thread().name)
+
+    toucher = PageToucher(region.buffer, prepare=note, touch=note, clock=lambda: float(next(times)))
+    toucher.wait()
+    assert threads == ["kvtiers-toucher"] * 4
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[1:-1] == ["touched 0.0 of 0.0 GiB so far"]
+
+
 def test_stopping_waits_for_the_portion_under_way_only(region):
     reached, go_on, touched = threading.Event(), threading.Event(), []
 

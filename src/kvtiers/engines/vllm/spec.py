@@ -27,7 +27,7 @@ from kvtiers.chunks import Namespace
 from kvtiers.config import KVTiersConfig, parse_config
 from kvtiers.core.manager import TieringManager
 from kvtiers.device.copier import Copier
-from kvtiers.device.cores import allowed_cores, copy_threads
+from kvtiers.device.cores import allowed_cores, copy_threads, use_allowed_cores
 from kvtiers.device.cpu import CpuCopier
 from kvtiers.device.geometry import Geometry
 from kvtiers.device.pages.report import report
@@ -196,7 +196,7 @@ class KVTiersSpec(OffloadingSpec):
         self, kv_caches: CanonicalKVCaches, geometry: Geometry, region: Region
     ) -> CpuCopier:
         parallel = self.config.parallel
-        region.touch_ahead(parallel.rank, parallel.world_size)
+        region.touch_ahead(parallel.rank, parallel.world_size, prepare=use_allowed_cores)
         threads = copy_threads(len(allowed_cores()), parallel.world_size)
         tensors = [t.tensor for t in kv_caches.tensors]
         return CpuCopier(tensors, region.buffer, geometry, threads=threads)
