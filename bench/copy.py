@@ -17,6 +17,7 @@ import argparse
 import ctypes
 import mmap
 import multiprocessing
+import os
 import random
 import statistics
 import time
@@ -205,12 +206,12 @@ def two_ranks(blocks: int, rounds: int) -> None:
     start, pipes, workers = spawn.Barrier(2), [], []
     for rank in range(2):
         ours, theirs = spawn.Pipe()
-        given = (HALF, rank, blocks, "bench-copy-2", start, theirs)
+        given = (HALF, rank, blocks, f"bench-copy-{os.getpid()}-2", start, theirs)
         workers.append(spawn.Process(target=_serve, args=given, daemon=True))
         workers[-1].start()
         pipes.append(ours)
     ratios, times = [], []
-    with _rank(WHOLE, 0, blocks, "bench-copy-1") as alone:
+    with _rank(WHOLE, 0, blocks, f"bench-copy-{os.getpid()}-1") as alone:
         for number in range(rounds + 2):
             spans = [pipe.recv() for pipe in pipes]
             began, ended = alone()

@@ -14,7 +14,9 @@ each check, and exits with the number of those that are wrong.
 """
 
 import argparse
+import os
 import random
+import re
 import statistics
 import sys
 import time
@@ -149,7 +151,8 @@ class Bench:
     def region(self, geometry: Geometry, slots: int = SLOTS) -> Region:
         """A region like an engine's, whose name is gone already."""
         granules = slots * widest(geometry)
-        region = Region.attach("check-cuda", {}, granules, geometry.granule_bytes, self.directory)
+        name = f"check-cuda-{os.getpid()}"  # another check on this machine has regions of its own
+        region = Region.attach(name, {}, granules, geometry.granule_bytes, self.directory)
         region.unlink()
         return region
 
@@ -333,9 +336,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", default="/dev/shm", help="where regions are made")
     parser.add_argument("--mib", type=int, default=256, help="moved at once to measure speed")
     given = parser.parse_args(arguments)
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", given.device):
+        parser.error(f"--device is {given.device}, but must be cpu, cuda or cuda:N")
+    if given.mib < 1:
+        parser.error(f"--mib is {given.mib}, but must be 1 or more")
     device = torch.device(given.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print("WRONG: torch sees no CUDA device; --device cpu is a dry run")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        print(f"WRONG: torch sees {count} CUDA devices, not {device}; --device cpu is a dry run")
         return 1
     if device.type == "cpu":
         torch.set_num_threads(1)

@@ -65,7 +65,27 @@ def test_what_is_wrong_is_counted_and_the_other_checks_go_on(script, monkeypatch
     assert second.startswith("OK order: fine (")
 
 
-def test_without_a_gpu_it_says_so(script, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert script.main([]) == 1
-    assert "torch sees no CUDA device" in capsys.readouterr().out
+@pytest.mark.parametrize(("seen", "asked"), [(0, "cuda:0"), (0, "cuda"), (1, "cuda:1")])
+def test_without_this_gpu_it_says_so(script, monkeypatch, capsys, seen, asked):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    assert script.main(["--device", asked]) == 1
+    assert f"torch sees {seen} CUDA devices, not {asked}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["--device=meta", "--device=cuda:x", "--mib=0", "--mib=-1"])
+def test_what_cannot_be_checked_is_refused(script, capsys, wrong):
+    with pytest.raises(SystemExit) as caught:
+        script.main(["--device", "cpu", wrong])
+    assert caught.value.code == 2
+    assert wrong.partition("=")[2] in capsys.readouterr().err
+
+
+def test_two_checks_on_one_machine_keep_out_of_each_others_memory(script, tmp_path, monkeypatch):
+    bench = script.Bench(torch.device("cpu"), str(tmp_path))
+    case, other, *_ = (c.geometry for c in script.cases() if c.geometry.blocks_per_chunk > 1)
+    monkeypatch.setattr(script.Region, "unlink", lambda _: None)  # as if the other was as early
+    monkeypatch.setattr(script.os, "getpid", lambda: 1)
+    with bench.region(case):
+        monkeypatch.setattr(script.os, "getpid", lambda: 2)
+        with bench.region(other) as region:
+            region.check()
