@@ -40,7 +40,7 @@ class EngineFacts:
     instance: str
     """Tells apart two engines that were given the same engine id."""
     device: str
-    """vLLM's device type: ``cpu``, ``cuda``, ..."""
+    """vLLM's name of the platform: ``cpu``, ``cuda``, ``rocm``, ``xpu``, ..."""
     kv_cache_layout: str
     kv_cache_dtype: str
     model_dtype: Any
@@ -74,7 +74,9 @@ class EngineFacts:
             )
         if self.device == "cpu":
             return f"cpu-{type(spec).__name__}"
-        return f"{self.kv_cache_layout.lower()}-{self.packing}"
+        packed = f"{self.kv_cache_layout.lower()}-{self.packing}"
+        # Kernels elsewhere keep other bytes in pages of equal shape: ROCm's those of indexers.
+        return packed if self.device == "cuda" else f"{self.device}-{packed}"
 
 
 def formats_without_facts(config: OffloadingConfig, device: str) -> list[str]:
@@ -145,6 +147,8 @@ def packing_of(kv_caches: Mapping[str, Any]) -> str:
 
 def gather(vllm_config: Any, kv_cache_config: Any, config: OffloadingConfig) -> EngineFacts:
     """Read the facts from vLLM's configuration."""
+    from vllm.platforms import current_platform  # not before it is known which one it is
+
     cache = vllm_config.cache_config
     groups = tuple(
         _group_facts(group, kv_cache_config.kv_cache_groups[group.group_id], config)
@@ -156,7 +160,7 @@ def gather(vllm_config: Any, kv_cache_config: Any, config: OffloadingConfig) -> 
     states = any(isinstance(spec, MambaSpec) for g in groups for spec in g.layer_specs)
     return EngineFacts(
         instance=str(vllm_config.instance_id),
-        device=str(vllm_config.device_config.device_type),
+        device=str(current_platform.device_name),
         kv_cache_layout=str(config.kv_cache_layout or "unknown"),
         kv_cache_dtype=str(cache.cache_dtype),
         model_dtype=model.dtype,

@@ -95,7 +95,8 @@ def _attention(
         return f"{total} KV heads do not divide evenly between {ranks} ranks"
     packed = _CPU_PACKS_K if facts.device == "cpu" else ""
     page = attention_page(tensor, described, share_of(total, ranks, rank), why_per_block=packed)
-    if page.local_bytes != spec.unpadded_page_size_bytes:
+    told = (spec.num_kv_heads, spec.block_size, spec.unpadded_page_size_bytes)
+    if (described.size(Axis.HEAD), described.size(Axis.TOKEN), page.local_bytes) != told:
         return "its tensor is not what vLLM says a page has"
     return (page,)
 

@@ -24,7 +24,13 @@ from kvtiers.device.pages.state import (
 from kvtiers.engines.vllm.facts import EngineFacts
 from kvtiers.errors import Kind, KVTiersError
 
-_TENSORS = {Kinds.MAMBA1: 2, Kinds.MAMBA2: 2, Kinds.GDN_ATTN: 2, Kinds.SHORT_CONV: 1}
+_AXES = {
+    Kinds.MAMBA1: [2, 2],
+    Kinds.MAMBA2: [2, 3],
+    Kinds.GDN_ATTN: [2, 3],
+    Kinds.SHORT_CONV: [2],
+}
+"""How many axes each state tensor has."""
 
 
 def own_states(
@@ -49,8 +55,9 @@ def own_states(
 def _state_tensors(spec: MambaSpec, facts: EngineFacts, ranks: int) -> list[StateTensor]:
     """Those of all ranks together; the first is a convolution's."""
     kind, shapes = spec.mamba_type, spec.shapes
-    if len(shapes) != _TENSORS.get(kind):
-        raise _uncertain(f"a state of {kind.name} with {len(shapes)} tensors is not known")
+    if [len(shape) for shape in shapes] != _AXES.get(kind) or not all(map(all, shapes)):
+        listed = ", ".join("x".join(map(str, shape)) for shape in shapes)
+        raise _uncertain(f"a state of {kind.name} with tensors of {listed} is not known")
     if facts.conv_dim_first is None:
         raise _uncertain("nobody says in which order the state of a convolution lies")
     channels, steps = shapes[0] if facts.conv_dim_first else shapes[0][::-1]

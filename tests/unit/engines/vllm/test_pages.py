@@ -171,12 +171,15 @@ def mamba2(tp: int = 2, **changes) -> MambaSpec:
         (mamba2(), {"state_groups": 4}, "nobody says whether 2 ranks hold one group or 2"),
         (MODELS["mamba2"].spec(2), {"state_groups": 1}, "ranks hold 8 groups, but the model's"),
         (mamba2(), {"conv_dim_first": None, "state_groups": 1}, "nobody says in which order"),
-        (mamba2(mamba_type=Kinds.LINEAR), {}, "a state of LINEAR with 2 tensors is not known"),
+        (mamba2(mamba_type=Kinds.LINEAR), {}, "a state of LINEAR with tensors of 3x56, 8x6x4 is"),
         (
-            mamba2(shapes=((3, 8), (2, 2), (1, 1)), dtypes=(torch.int16,) * 3),
+            mamba2(shapes=((3, 8), (2, 2, 2), (1, 1)), dtypes=(torch.int16,) * 3),
             {},
-            "a state of MAMBA2 with 3 tensors is not known",
+            "a state of MAMBA2 with tensors of 3x8, 2x2x2, 1x1 is not known",
         ),
+        (mamba2(shapes=((3, 8), (2, 2))), {}, "with tensors of 3x8, 2x2 is not known"),
+        (mamba2(shapes=((3, 8, 1), (2, 2, 2))), {}, "with tensors of 3x8x1, 2x2x2 is not known"),
+        (mamba2(shapes=((3, 8), (2, 0, 2))), {}, "with tensors of 3x8, 2x0x2 is not known"),
         (mamba2(shapes=((3, 9), (1, 6, 4))), {}, "9 channels are not those of 1 heads"),
         (
             MambaSpec(64, ((3, 8), (9, 4)), STATE_DTYPES, mamba_type=Kinds.MAMBA1),
@@ -287,6 +290,16 @@ def test_attention_that_is_not_what_it_seems_stays_bound(changes, facts, why, pa
     assert why in own_pages(0, Layer(spec, cache_of(spec)), known, parallel(2))
 
 
+def test_a_tensor_with_other_tokens_than_a_block_stays_bound(parallel):
+    """As many bytes as a page has do not make it one: here K and V have tokens of their own."""
+    spec = attention(head_size_v=16, head_size=16)
+    cache = cache_of(spec)
+    told = facts_of(total_kv_heads=8)
+    assert not isinstance(own_pages(0, Layer(spec, cache), told, parallel(2)), str)
+    apart = cache.reshape(cache.shape[0], cache.shape[1], 2 * cache.shape[2], -1)
+    assert "is not what vLLM says" in own_pages(0, Layer(spec, apart), told, parallel(2))
+
+
 class Engine:
     """Two groups: full attention, which vLLM certifies, and ``other``, which it does not."""
 
@@ -392,6 +405,17 @@ class TestAdoption:
         facts = replace(engine.facts, device="cuda", kv_cache_layout=layout, packing=packing)
         assert engine.geometry(facts).any_block_size(0) == free
         assert not engine.geometry(facts).any_block_size(1)
+
+
+@pytest.mark.parametrize(
+    ("device", "named"),
+    [("cuda", "lbhnc-packed"), ("rocm", "rocm-lbhnc-packed"), ("xpu", "xpu-lbhnc-packed")],
+)
+def test_what_other_kernels_keep_has_another_name(device, named):
+    """To vLLM a device of ROCm is ``cuda``, too. The name of bytes on CUDA stays as it is."""
+    span = GroupSpan(0, "x", 64, 1)
+    facts = facts_of(device=device, packing="packed", groups=(GroupFacts(span, True, latent()),))
+    assert facts.byte_formats() == [named]
 
 
 def test_blocks_that_vllm_shows_as_one_are_taken_apart_by_layer(offloading_config):
