@@ -71,6 +71,12 @@ def _touch(a: Run, b: Run) -> bool:
     )
 
 
+def _require(holds: bool, broken: str) -> None:
+    """Not ``assert``: what an engine says of its memory is looked at under ``python -O``, too."""
+    if not holds:
+        raise AssertionError(broken)
+
+
 @dataclass(frozen=True, slots=True)
 class PageMap:
     """One layer of one group on one rank: how its page maps into the canonical page.
@@ -105,14 +111,16 @@ class PageMap:
 
     def check(self) -> None:
         """Raise AssertionError unless the runs lie apart in the canonical page."""
-        assert self.runs, f"no runs in {self!r}"
+        _require(bool(self.runs), f"no runs in {self!r}")
+        full = all(run.nbytes > 0 and run.count > 0 for run in self.runs)
+        _require(full, f"a run of tensor {self.tensor} is empty")
         page = sorted(span for run in self.runs for span in run.page_spans())
         inside = page[0][0] >= 0 and page[-1][1] <= self.canonical_bytes
-        assert inside, f"runs leave the canonical page of tensor {self.tensor}"
+        _require(inside, f"runs leave the canonical page of tensor {self.tensor}")
         apart = all(a[1] <= b[0] for a, b in pairwise(page))
-        assert apart, f"runs of tensor {self.tensor} overlap in the canonical page"
+        _require(apart, f"runs of tensor {self.tensor} overlap in the canonical page")
         turn = 0 <= self.writer_index < self.num_writers
-        assert turn, f"writer {self.writer_index} of {self.num_writers} never has a turn"
+        _require(turn, f"writer {self.writer_index} of {self.num_writers} never has a turn")
 
 
 def check_tiles(pages: Sequence[PageMap]) -> None:
@@ -123,7 +131,7 @@ def check_tiles(pages: Sequence[PageMap]) -> None:
         ends = [0, *(stop for _, stop in local)]
         sizes = {page.local_bytes for page in parts}
         starts = [*(start for start, _ in local), *sizes]
-        assert starts == ends, f"runs do not tile the local page of tensor {tensor}"
+        _require(starts == ends, f"runs do not tile the local page of tensor {tensor}")
 
 
 def opaque_page(
@@ -268,10 +276,10 @@ class Geometry:
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
-        assert self.blocks_per_chunk >= 1, "a chunk holds no block"
+        _require(self.blocks_per_chunk >= 1, "a chunk holds no block")
         for index, group in enumerate(self.groups):
-            assert group.group == index, f"group {group.group} stands at place {index}"
-            assert group.pages, f"group {index} has no layers"
+            _require(group.group == index, f"group {group.group} stands at place {index}")
+            _require(bool(group.pages), f"group {index} has no layers")
             for page in group.pages:
                 page.check()
             check_tiles(group.pages)

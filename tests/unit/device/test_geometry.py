@@ -175,6 +175,8 @@ def test_one_uncertified_layer_makes_its_group_not_portable():
     ("page", "broken"),
     [
         (PageMap(0, 8, 8, ()), "no runs"),
+        (PageMap(0, 0, 0, (Run(0, 0, 0),)), "is empty"),
+        (PageMap(0, 8, 8, (Run(0, 0, 8), Run(8, 8, 1, 0))), "is empty"),
         (PageMap(0, 8, 8, (Run(0, 0, 6),)), "do not tile"),
         (PageMap(0, 8, 8, (Run(1, 0, 7),)), "do not tile"),
         (PageMap(0, 8, 16, (Run(0, 0, 5), Run(4, 8, 4))), "do not tile"),
