@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvtiers.device.copier import Direction
-from kvtiers.device.geometry import Geometry, GroupGeometry, opaque_page
+from kvtiers.device.geometry import Elsewhere, Geometry, GroupGeometry, opaque_page
 from kvtiers.device.pages.attention import KVTensor, attention_page
 from kvtiers.device.pages.latent import latent_page
 from kvtiers.device.pages.report import report
@@ -294,4 +294,15 @@ def test_a_report_says_what_is_portable_and_what_is_bound_and_why():
         "copied in 4 pieces by this rank; bound to this topology (its scales lie elsewhere and "
         "nobody certifies its bytes), bound to this block size (nobody says how tokens lie in a "
         "block)",
+    )
+
+
+def test_a_report_says_that_another_stage_binds_a_group():
+    """The report is that of the first stage, whose own layers may all be portable."""
+    elsewhere = Elsewhere(after=(64,), portable=False, any_block_size=False)
+    group = GroupGeometry(0, 16, (latent_page(0, 64, 1, 0),), elsewhere=elsewhere)
+    (line,) = report(Geometry((group,), 1))
+    assert line.endswith(
+        "bound to this topology (by layers of another pipeline stage), bound to this block size "
+        "(by layers of another pipeline stage)"
     )

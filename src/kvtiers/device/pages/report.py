@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from kvtiers.device.geometry import Geometry
 
+_ELSEWHERE = "by layers of another pipeline stage"
+
 
 def report(geometry: Geometry) -> tuple[str, ...]:
     """One line per group: what it keeps, its chunks, and who can load them."""
@@ -19,12 +21,16 @@ def _line(geometry: Geometry, index: int) -> str:
         f"group {index}: {_words(p.kind for p in group.pages)} in {tensors} tensors, "
         f"{group.tokens_per_chunk} tokens and {geometry.chunk_bytes(index)} bytes a chunk, copied "
         f"in {geometry.fragments_per_chunk(index)} pieces by this rank; "
-        + (f"bound to this topology ({bound})" if bound else "portable to every topology")
+        + (
+            "portable to every topology"
+            if geometry.portable(index)
+            else f"bound to this topology ({bound or _ELSEWHERE})"
+        )
         + ", "
         + (
             "and, under names of our own (chunk_keys), to every block size"
             if geometry.any_block_size(index)
-            else f"bound to this block size ({per_block})"
+            else f"bound to this block size ({per_block or _ELSEWHERE})"
         )
     )
 
