@@ -104,18 +104,28 @@ def failure(job_id: int, error: Exception, seconds: float = 0.0) -> CopyOutcome:
     return CopyOutcome(job_id, False, 0, seconds, f"{type(error).__name__}: {error}")
 
 
-def refuse_outside(plan: CopyPlan, sizes: Sequence[tuple[int, int]]) -> None:
-    """Raise IndexError for a slot or block that is not there.
+def refuse_outside(plan: CopyPlan, geometry: Geometry, sizes: Sequence[tuple[int, int]]) -> None:
+    """Raise IndexError for a group, slot, sub-block or device block that is not there.
 
     ``sizes`` are, by group, how many slots and device blocks there are. Nobody else asks: layers
-    share one storage, where a block beyond the last one is another layer's.
+    share one storage, where a block beyond the last one is another layer's; negative numbers count
+    from the end; and one index that is too high ends all work of an accelerator.
     """
+    for chunk in plan.chunks:
+        if not 0 <= chunk.group < len(sizes):
+            raise IndexError(f"group {chunk.group} of {len(sizes)}")
     refuse_slots_outside(plan, [num_slots for num_slots, _ in sizes])
+    per_chunk = geometry.blocks_per_chunk
     for chunk in plan.chunks:
         num_blocks = sizes[chunk.group][1]
-        for _, block in chunk.blocks:
-            if not 0 <= block < num_blocks:
-                raise IndexError(f"device block {block} of {num_blocks}")
+        for sub, block in chunk.blocks:
+            if not (0 <= block < num_blocks and 0 <= sub < per_chunk):
+                raise IndexError(
+                    f"device block {block} of {num_blocks}, sub-block {sub} of {per_chunk}"
+                )
+        for sub in chunk.missing:
+            if not 0 <= sub < per_chunk:
+                raise IndexError(f"sub-block {sub} of {per_chunk}")
 
 
 def refuse_slots_outside(plan: CopyPlan, num_slots: Sequence[int]) -> None:

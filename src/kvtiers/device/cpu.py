@@ -158,7 +158,7 @@ class CpuCopier:
     def _run(self, job: _Job) -> CopyOutcome:
         begin = self._clock()
         try:
-            refuse_outside(job.plan, self._sizes)
+            refuse_outside(job.plan, self._geometry, self._sizes)
             moved = self._move(job)
         except Exception as e:  # whatever it was: a failed copy is a miss, the engine goes on
             seconds = self._clock() - begin

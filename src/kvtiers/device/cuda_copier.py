@@ -96,7 +96,7 @@ class CudaCopier:
         if job_id in self._jobs:
             raise submitted_twice(job_id)
         try:
-            refuse_outside(plan, self._sizes)
+            refuse_outside(plan, self._geometry, self._sizes)
             self._jobs[job_id] = self._begin(job_id, direction, plan)
         except Exception as e:  # whatever it was: a failed copy is a miss, the engine goes on
             self._outcomes.add(failure(job_id, e))

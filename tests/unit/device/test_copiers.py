@@ -183,7 +183,12 @@ def test_a_load_sees_the_store_submitted_before_it(tensors, region, make):
         (plan_of((0, -1)), "device block -1"),
         (plan_of((SLOTS, 0)), f"slot {SLOTS} of {SLOTS}"),
         (plan_of((-1, 0)), "slot -1"),
-        (CopyPlan((ChunkCopy(1, 0, ((0, 0),)),)), "IndexError"),
+        (CopyPlan((ChunkCopy(1, 0, ((0, 0),)),)), "group 1 of 1"),
+        (CopyPlan((ChunkCopy(-1, 0, ((0, 0),)),)), "group -1 of 1"),
+        (CopyPlan((ChunkCopy(0, 0, ((1, 0),)),)), "sub-block 1 of 1"),
+        (CopyPlan((ChunkCopy(0, 0, ((-1, 0),)),)), "sub-block -1 of 1"),
+        (CopyPlan((ChunkCopy(0, 0, (), (1,)),)), "sub-block 1 of 1"),
+        (CopyPlan((ChunkCopy(0, 0, ((0, 0),), (-1,)),)), "sub-block -1 of 1"),
     ],
 )
 @pytest.mark.parametrize("direction", list(Direction))
