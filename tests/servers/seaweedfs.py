@@ -14,16 +14,14 @@ from itertools import count
 from pathlib import Path
 
 from tests.servers.process import ServerProcess, binary, free_ports
-from tests.servers.signing import signed
+from tests.servers.signing import Credentials, signed
 
-ACCESS_KEY = "kvtiers-test"
-SECRET_KEY = "kvtiers-test-secret"
-REGION = "us-east-1"
+CREDENTIALS = Credentials("kvtiers-test", "kvtiers-test-secret", "us-east-1")
 _PARTS = ("master", "volume", "filer", "s3")
 _ATTEMPTS = 3
 _IDENTITY = {
     "name": "kvtiers",
-    "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+    "credentials": [{"accessKey": CREDENTIALS.access_key, "secretKey": CREDENTIALS.secret_key}],
     "actions": ["Admin", "Read", "Write", "List"],
 }
 _OPTIONS = (
@@ -39,6 +37,11 @@ _OPTIONS = (
     "-s3.port.iceberg=0",
     "-s3.port.lance=0",
 )
+_MAKE_BUCKET, _PUT, _GET = (
+    ("PUT", "/probe", b""),
+    ("PUT", "/probe/object", b"an empty one would be in no volume"),
+    ("GET", "/probe/object", b""),
+)
 # Else the first object of a bucket makes seven volumes.
 _ENVIRONMENT = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
 
@@ -46,8 +49,11 @@ _ENVIRONMENT = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
 class SeaweedFS:
     """A server with empty storage in ``folder``; it keeps its ports and data when it is killed."""
 
-    region = REGION
-    credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    region = CREDENTIALS.region
+    credentials = {
+        "AWS_ACCESS_KEY_ID": CREDENTIALS.access_key,
+        "AWS_SECRET_ACCESS_KEY": CREDENTIALS.secret_key,
+    }
     """As the environment gives them to a client."""
 
     def __init__(self, folder: Path) -> None:
@@ -55,6 +61,7 @@ class SeaweedFS:
         self.port = ports[-2]
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self._buckets = count(1)
+        self._probes: tuple[tuple[str, str, bytes], ...] = (_PUT,)
         # Unix sockets that it makes outside of its folder, whatever it is told.
         self._sockets = [
             Path(f"/tmp/seaweedfs-{part}-grpc-{grpc}.sock")
@@ -93,24 +100,31 @@ class SeaweedFS:
     def new_bucket(self) -> str:
         """Make an empty bucket and return its name."""
         name = f"bucket-{next(self._buckets)}"
-        status, body = self._put(f"/{name}")
+        status, body = self._request("PUT", f"/{name}")
         assert status == 200, f"PUT /{name}: {status} {body}"
         return name
 
-    def _put(self, path: str) -> tuple[int, str]:
-        headers = signed("PUT", f"127.0.0.1:{self.port}", path, ACCESS_KEY, SECRET_KEY, REGION)
+    def _request(self, method: str, path: str, body: bytes = b"") -> tuple[int, str]:
+        headers = signed(method, f"127.0.0.1:{self.port}", path, body, CREDENTIALS)
         connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
-            connection.request("PUT", path, headers=headers)
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
             return response.status, response.read().decode(errors="replace")
         finally:
             connection.close()
 
     def _is_ready(self) -> bool:
-        """Whether it takes an object: the gateway answers before there are volumes."""
+        """Whether it takes an object, and gives what it took before it was killed.
+
+        The gateway answers before there are volumes, and takes before it finds what it has.
+        """
         with contextlib.suppress(OSError, HTTPException):
-            return self._put("/probe")[0] in (200, 409) and self._put("/probe/object")[0] == 200
+            for method, path, body in (_MAKE_BUCKET, *self._probes):
+                if self._request(method, path, body)[0] not in (200, 409):
+                    return False
+            self._probes = (_GET, _PUT)
+            return True
         return False
 
 
