@@ -27,6 +27,8 @@ class Reader:
     expects: str
     read: Callable[[Any], Any]
     """Raises Unfit."""
+    secret: bool = False
+    """No error shows a value that did not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,8 @@ def read_value(key: str, reader: Reader, value: Any, wording: Wording) -> Any:
     try:
         return reader.read(value)
     except Unfit:
-        sentence = wording.unfit.format(key=key, expects=reader.expects, value=shown(value))
+        found = "something else" if reader.secret else shown(value)
+        sentence = wording.unfit.format(key=key, expects=reader.expects, value=found)
         raise ConfigError(sentence, key=key) from None
 
 

@@ -26,7 +26,7 @@ from kvtiers.config import TierSpec
 from kvtiers.errors import ConfigError
 from kvtiers.events import tier_label
 from kvtiers.options import nearest
-from kvtiers.tiers import fs, memory
+from kvtiers.tiers import fs, memory, obj
 from kvtiers.tiers.base import Capabilities, ChunkStore, SecondaryTierManager, StoreContext
 from kvtiers.tiers.lanes import Inbox
 from kvtiers.tiers.options import RunnerOptions, bad_option, located, parse, require
@@ -46,11 +46,14 @@ class TierType:
     """A ``RunnerOptions`` with ``locality`` and ``enable_kv_events``."""
     build: Callable[[StoreContext, Any], ChunkStore]
     medium: str
+    without_effect: frozenset[str] = frozenset()
+    """Keys of vLLM's tier of this name that say nothing here."""
 
 
 TIER_TYPES: Mapping[str, TierType] = {
     "fs": TierType(fs.FsOptions, fs.build, "STORAGE"),
     "memory": TierType(memory.MemoryOptions, memory.build, "CPU"),
+    "obj": TierType(obj.ObjOptions, obj.build, "STORAGE", frozenset({"io_threads"})),
 }
 
 
@@ -121,8 +124,9 @@ def _resolve(options: Mapping[str, Any]) -> tuple[str, _Builder]:
         cls = _find_class(options["module_path"], name)
         return name, partial(_build_foreign, cls, rest)
     tier = TIER_TYPES[name]
-    parsed = parse(tier.options, {k: v for k, v in rest.items() if k not in _WITHOUT_EFFECT})
-    return name, partial(_build_own, tier, parsed, sorted(_WITHOUT_EFFECT & rest.keys()))
+    ignored = (_WITHOUT_EFFECT | tier.without_effect) & rest.keys()
+    parsed = parse(tier.options, {k: v for k, v in rest.items() if k not in ignored})
+    return name, partial(_build_own, tier, parsed, sorted(ignored))
 
 
 def _type_of(options: Mapping[str, Any]) -> str:

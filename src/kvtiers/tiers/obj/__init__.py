@@ -1,0 +1,19 @@
+"""The ``obj`` tier: chunks in a bucket of S3, or of what speaks like it, of GCS or Azure."""
+
+from kvtiers.tiers.base import StoreContext
+from kvtiers.tiers.obj.client import open_client
+from kvtiers.tiers.obj.options import ObjOptions
+from kvtiers.tiers.obj.store import ObjStore
+
+
+def build(context: StoreContext, options: ObjOptions) -> ObjStore:
+    """The store of a configured ``obj`` tier. Raises ConfigError naming the option."""
+    return ObjStore(
+        context,
+        open_client(options),
+        max_requests=options.max_requests,
+        max_packed=options.max_tracked_chunks,
+    )
+
+
+__all__ = ["ObjOptions", "build"]

@@ -1,0 +1,260 @@
+"""Requests to a bucket, by ``obstore`` (the Rust crate ``object_store``).
+
+The one place that knows ``obstore``; it is imported when a client is opened. Its calls block, and
+let go of the interpreter's lock while they do.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from kvtiers.errors import KVTiersError
+from kvtiers.tiers.obj.failures import error_of
+from kvtiers.tiers.obj.options import ObjOptions
+from kvtiers.tiers.options import bad_option
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+_LIST_AT_ONCE = 1000
+
+
+class Stored(NamedTuple):
+    """One object as a listing shows it."""
+
+    name: str
+    bytes: int
+    modified_at: float
+    """Seconds since the epoch, by the clock of the service."""
+
+
+class Client:
+    """Requests to one bucket; names are relative to a prefix. Any thread; every method blocks.
+
+    Methods raise KVTiersError: ``VANISHED`` for an object that is not there, ``CORRUPT`` for one
+    that ends before what was asked for begins, ``FULL``, ``TIMEOUT`` or ``IO``.
+    """
+
+    def __init__(self, store: Any, where: str) -> None:
+        """``store`` is one of ``obstore.store``; ``where`` is what people call it."""
+        self._obs = _obstore()
+        self._store = store
+        self.where = where
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None if it is not there."""
+        try:
+            return int(self._obs.head(self._store, name)["size"])
+        except FileNotFoundError:
+            return None
+        except Exception as e:
+            raise self._error(e, "look-up", name) from None
+
+    def get(self, name: str, most: int) -> memoryview:
+        """The first ``most`` bytes of an object, or all of it if it is shorter."""
+        return self._do(
+            "read",
+            name,
+            lambda: memoryview(self._obs.get_range(self._store, name, start=0, length=most)),
+        )
+
+    def get_ranges(self, name: str, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """For each offset and length what is there; less where the object ends.
+
+        Ranges that lie near one another travel together, in as few requests as that takes.
+        """
+        starts, lengths = [at for at, _ in spans], [n for _, n in spans]
+        return self._do(
+            "read",
+            name,
+            lambda: [
+                memoryview(data)
+                for data in self._obs.get_ranges(self._store, name, starts=starts, lengths=lengths)
+            ],
+        )
+
+    def put(self, name: str, parts: Sequence[memoryview | bytes]) -> None:
+        """Make an object of these parts, one behind the other; it is seen whole or not at all.
+
+        One that is there is replaced. Nothing of ``parts`` is in use afterwards.
+        """
+        self._do(
+            "write",
+            name,
+            lambda: self._obs.put(self._store, name, list(parts), use_multipart=False),
+        )
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete these; one that is not there is no error."""
+        if not names:
+            return
+        try:
+            self._obs.delete(self._store, list(names))
+        except FileNotFoundError:  # as some services answer to one of many
+            for name in names:
+                self._delete_one(name)
+        except Exception as e:
+            raise self._error(e, "delete", names[0]) from None
+
+    def _delete_one(self, name: str) -> None:
+        try:
+            self._obs.delete(self._store, name)
+        except FileNotFoundError:
+            return
+        except Exception as e:
+            raise self._error(e, "delete", name) from None
+
+    def objects(self, below: str = "", after: str = "") -> Iterator[list[Stored]]:
+        """Objects whose names begin with ``below`` and a slash, those after a name, in order.
+
+        Up to a thousand at a time, each with one request.
+        """
+        pages = self._do(
+            "list",
+            below,
+            lambda: self._obs.list(
+                self._store, below or None, offset=after or None, chunk_size=_LIST_AT_ONCE
+            ),
+        )
+        while page := self._do("list", below, lambda: next(pages, None)):
+            yield [
+                Stored(found["path"], found["size"], found["last_modified"].timestamp())
+                for found in page
+            ]
+
+    def folders(self) -> list[str]:
+        """The first parts of all names, where there is more than one part."""
+        found = self._do("list", "", lambda: self._obs.list_with_delimiter(self._store, None))
+        return sorted(found["common_prefixes"])
+
+    def _do(self, operation: str, name: str, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except Exception as e:
+            raise self._error(e, operation, name) from None
+
+    def _error(self, failure: Exception, operation: str, name: str) -> KVTiersError:
+        return error_of(failure, operation, f"{self.where}/{name}")
+
+    def __repr__(self) -> str:
+        return f"<Client {self.where}>"
+
+
+def open_client(options: ObjOptions) -> Client:
+    """A client for what the options name. No request is made yet. Raises ConfigError."""
+    stores = _obstore().store
+    where = options.where
+    common = {
+        "prefix": where.prefix or None,
+        "client_options": _client_options(options),
+        "retry_config": _retry_config(options),
+    }
+    try:
+        if where.scheme == "gs":
+            store = stores.GCSStore(where.bucket, **common)
+        elif where.scheme == "az":
+            store = stores.AzureStore(where.bucket, **common)
+        else:
+            store = stores.S3Store(where.bucket, **common, **_s3_options(options))
+    except Exception as e:
+        unnamed = "Account must be specified" in str(e)
+        said = "set AZURE_STORAGE_ACCOUNT_NAME" if unnamed else type(e).__name__
+        raise bad_option("url", f"is {where}, which cannot be opened: {said}") from None
+    return Client(store, str(where))
+
+
+def _s3_options(options: ObjOptions) -> dict[str, Any]:
+    endpoint = options.endpoint
+    if endpoint is not None:
+        endpoint = endpoint.rstrip("/")
+        if options.virtual_hosted:
+            endpoint = _with_bucket(endpoint, options.where.bucket)
+    config: dict[str, Any] = {
+        "endpoint": endpoint,
+        "region": options.region,
+        "access_key_id": options.access_key_id,
+        "secret_access_key": options.secret_access_key,
+        "session_token": options.session_token,
+    }
+    found = {key: value for key, value in config.items() if value is not None}
+    if options.profile is not None:
+        found["credential_provider"] = _profile(options.profile)
+    # What is read is verified to the last byte, so that a digest for the signature finds nothing
+    # new; it costs more than all the rest of a write.
+    return {
+        **found,
+        "virtual_hosted_style_request": options.virtual_hosted,
+        "unsigned_payload": True,
+    }
+
+
+def _with_bucket(endpoint: str, bucket: str) -> str:
+    split = urlsplit(endpoint)
+    if split.netloc.startswith(f"{bucket}."):
+        return endpoint
+    return urlunsplit(split._replace(netloc=f"{bucket}.{split.netloc}"))
+
+
+def _client_options(options: ObjOptions) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "allow_http": options.allow_http,
+        "timeout": timedelta(seconds=options.request_timeout_s),
+        "connect_timeout": timedelta(seconds=options.connect_timeout_s),
+        "user_agent": "kvtiers",
+    }
+    if options.ca_bundle is not None:
+        found["root_certificate"] = _certificates(options.ca_bundle)
+    return found
+
+
+def _retry_config(options: ObjOptions) -> dict[str, Any]:
+    return {
+        "max_retries": options.max_retries,
+        "retry_timeout": timedelta(seconds=options.request_timeout_s),
+        "backoff": {
+            "init_backoff": timedelta(seconds=_FIRST_PAUSE_S),
+            "max_backoff": timedelta(seconds=_LONGEST_PAUSE_S),
+            "base": 2,
+        },
+    }
+
+
+def _certificates(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            found = file.read()
+    except OSError as e:
+        raise bad_option("ca_bundle", f"is {path}, which cannot be read: {e.strerror}") from None
+    if b"-----BEGIN CERTIFICATE-----" not in found:
+        raise bad_option("ca_bundle", f"is {path}, which has no certificate (PEM) in it")
+    return found
+
+
+def _profile(name: str) -> Any:
+    try:
+        boto3 = importlib.import_module("boto3")
+        auth = importlib.import_module("obstore.auth.boto3")
+    except ImportError:
+        raise bad_option(
+            "profile", f"is {name}, and profiles are read by boto3: pip install boto3"
+        ) from None
+    try:
+        return auth.Boto3CredentialProvider(boto3.Session(profile_name=name))
+    except Exception as e:
+        raise bad_option(
+            "profile", f"is {name}, which gives no credentials ({type(e).__name__})"
+        ) from None
+
+
+def _obstore() -> Any:
+    try:
+        found = importlib.import_module("obstore")
+        importlib.import_module("obstore.store")
+    except ImportError:
+        raise bad_option(
+            "type", 'is "obj", which needs obstore: pip install "kvtiers[obj]"'
+        ) from None
+    return found
