@@ -7,9 +7,9 @@ from kvtiers.testing import PolicyLaws, StoreLaws, StoreTierLaws
 from kvtiers.testing.bench import Environment
 from kvtiers.testing.values import NAMESPACE
 from kvtiers.tiers import TIER_TYPES
-from tests.laws import test_fs, test_memory, test_policies
+from tests.laws import test_fs, test_memory, test_obj, test_policies
 
-MODULES = (test_fs, test_memory, test_policies)
+MODULES = (test_fs, test_memory, test_obj, test_policies)
 
 
 def laws_classes(family):
@@ -18,7 +18,9 @@ def laws_classes(family):
 
 
 @pytest.mark.parametrize("name", sorted(TIER_TYPES))
-def test_every_built_in_tier_has_laws_for_its_store_and_for_its_tier(name, tmp_path):
+def test_every_built_in_tier_has_laws_for_its_store_and_for_its_tier(name, tmp_path, request):
+    if name == "obj":
+        test_obj.Server.use(request.getfixturevalue("s3"))
     module = TIER_TYPES[name].build.__module__
     stores = [
         cls

@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 import threading
+import time
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from typing import Any, ClassVar, TypeVar, cast, final
 
 F = TypeVar("F", bound=Callable[..., None])
 H = TypeVar("H", bound=Callable[..., Any])
+
+_POLL_S = 0.001
 
 
 class LawBroken(AssertionError):
@@ -198,7 +201,9 @@ class Holdings:
         for thread in set(threading.enumerate()) - self._threads:
             thread.join(patience_s)
             must(not thread.is_alive(), f"the thread {thread.name} is left running")
-        left = _open_files() - self._files
+        until = time.monotonic() + patience_s
+        while (left := _open_files() - self._files) and time.monotonic() < until:
+            time.sleep(_POLL_S)  # a library closes its connections on a thread of its own
         must(not left, f"file descriptors are left open: {sorted(left)}")
 
 

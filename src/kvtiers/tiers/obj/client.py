@@ -130,6 +130,10 @@ class Client:
         found = self._do("list", "", lambda: self._obs.list_with_delimiter(self._store, None))
         return sorted(found["common_prefixes"])
 
+    def close(self) -> None:
+        """Let go of all connections. Nothing may be asked afterwards."""
+        self._store = None
+
     def _do(self, operation: str, name: str, act: Callable[[], T]) -> T:
         try:
             return act()

@@ -62,17 +62,16 @@ class ObjStore:
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each chunk is there. Raises KVTiersError if the service cannot be asked.
 
-        One listing finds the packs that others made; other chunks are asked for one by one, at
-        the same time.
+        One listing finds what others packed, or said to be gone; other chunks are asked for one
+        by one, at the same time.
         """
         self._refuse_if_closed("contains")
         self._look_after_it()
+        if not all(map(self._has_an_object, keys)):
+            self._shelf.refresh(self._together.run)
         places = self._shelf.find(keys)
         unknown = [key for key, place in zip(keys, places, strict=True) if place is None]
         single = [key for key in unknown if self._has_an_object(key)]
-        if len(single) < len(unknown):
-            self._shelf.refresh(self._together.run)
-            places = self._shelf.find(keys)
         there = dict(zip(single, self._look_up(single), strict=True))
         return [p is not None or there.get(k, False) for k, p in zip(keys, places, strict=True)]
 
@@ -167,9 +166,10 @@ class ObjStore:
         self._refuse_if_closed("touch")
 
     def close(self) -> None:
-        """Wait for the requests under way."""
+        """Wait for the requests under way, and let go of all connections."""
         self._closed = True
         self._together.close()
+        self._client.close()
 
     # -- inside ---------------------------------------------------------------------------------
 
