@@ -18,9 +18,8 @@ def laws_classes(family):
 
 
 @pytest.mark.parametrize("name", sorted(TIER_TYPES))
-def test_every_built_in_tier_has_laws_for_its_store_and_for_its_tier(name, tmp_path, request):
-    if name == "obj":
-        test_obj.Server.use(request.getfixturevalue("s3"))
+def test_every_built_in_tier_has_laws_for_its_store_and_for_its_tier(name, tmp_path, s3):
+    test_obj.Server.use(s3)
     module = TIER_TYPES[name].build.__module__
     stores = [
         cls
