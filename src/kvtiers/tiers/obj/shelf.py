@@ -18,7 +18,7 @@ from kvtiers.tiers.obj.packs import Packed
 
 _log = logging.getLogger("kvtiers")
 
-OVERLAP_MS = 60_000
+OVERLAP_MS = 30_000
 """Names so much older than the newest are listed again: clocks of writers differ, and a write
 takes its time."""
 
