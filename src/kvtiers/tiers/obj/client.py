@@ -53,27 +53,15 @@ class Client:
         except Exception as e:
             raise self._error(e, "look-up", name) from None
 
-    def get(self, name: str, most: int) -> memoryview:
-        """The first ``most`` bytes of an object, or all of it if it is shorter."""
-        return self._do(
-            "read",
-            name,
-            lambda: memoryview(self._obs.get_range(self._store, name, start=0, length=most)),
-        )
+    def get(self, name: str, most: int, start: int = 0) -> memoryview:
+        """``most`` bytes of an object from ``start`` on, or as many as there are.
 
-    def get_ranges(self, name: str, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """For each offset and length what is there; less where the object ends.
-
-        Ranges that lie near one another travel together, in as few requests as that takes.
+        Not by ``get_ranges`` of obstore, which panics where an object is shorter than asked for.
         """
-        starts, lengths = [at for at, _ in spans], [n for _, n in spans]
         return self._do(
             "read",
             name,
-            lambda: [
-                memoryview(data)
-                for data in self._obs.get_ranges(self._store, name, starts=starts, lengths=lengths)
-            ],
+            lambda: memoryview(self._obs.get_range(self._store, name, start=start, length=most)),
         )
 
     def put(self, name: str, parts: Sequence[memoryview | bytes]) -> None:

@@ -16,6 +16,9 @@ from kvtiers.tiers.obj.together import Together
 
 Result = KVTiersError | None
 
+_MAX_GAP_BYTES = 1 << 20
+"""What nobody asked for and travels along rather than to cost a request more."""
+
 
 class Reading:
     """Any thread. What is missing or damaged is answered, and left as it is.
@@ -72,8 +75,9 @@ class Reading:
                 single.append(n)
             else:
                 results[n] = self._error(items[n], "it is not there", Kind.VANISHED)
-        acts = [partial(self._read_pack, pack, items, wanted) for pack, wanted in packs.items()]
-        parts = [[n for n, _ in wanted] for wanted in packs.values()] + [[n] for n in single]
+        near = [(pack, some) for pack, wanted in packs.items() for some in _near(wanted)]
+        acts = [partial(self._read_pack, pack, items, some) for pack, some in near]
+        parts = [[n for n, _ in some] for _, some in near] + [[n] for n in single]
         acts += [partial(self._read_object, items[n]) for n in single]
         for part, outcome in zip(parts, self._together.run(acts), strict=True):
             outcomes = [outcome] * len(part) if isinstance(outcome, KVTiersError) else outcome
@@ -111,6 +115,19 @@ class Reading:
         return KVTiersError(
             f"{where}: {what}", kind=kind, operation="read", context={"object": where}
         )
+
+
+def _near(wanted: Sequence[tuple[int, Place]]) -> list[list[tuple[int, Place]]]:
+    """The same by offset, parted where more than ``_MAX_GAP_BYTES`` lie between."""
+    groups: list[list[tuple[int, Place]]] = []
+    end = 0
+    for each in sorted(wanted, key=lambda one: one[1].offset):
+        place = each[1]
+        if not groups or place.offset - end > _MAX_GAP_BYTES:
+            groups.append([])
+        groups[-1].append(each)
+        end = place.offset + place.length
+    return groups
 
 
 def _is_lack(error: Result) -> bool:
