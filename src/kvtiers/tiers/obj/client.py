@@ -139,18 +139,16 @@ def open_client(options: ObjOptions) -> Client:
     """A client for what the options name. No request is made yet. Raises ConfigError."""
     stores = _obstore().store
     where = options.where
-    common = {
+    config: dict[str, Any] = {
         "prefix": where.prefix or None,
         "client_options": _client_options(options),
         "retry_config": _retry_config(options),
     }
+    if where.scheme == "s3":
+        config |= _s3_options(options)
+    kind = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[where.scheme]
     try:
-        if where.scheme == "gs":
-            store = stores.GCSStore(where.bucket, **common)
-        elif where.scheme == "az":
-            store = stores.AzureStore(where.bucket, **common)
-        else:
-            store = stores.S3Store(where.bucket, **common, **_s3_options(options))
+        store = kind(where.bucket, **config)
     except Exception as e:
         unnamed = "Account must be specified" in str(e)
         said = "set AZURE_STORAGE_ACCOUNT_NAME" if unnamed else type(e).__name__

@@ -11,7 +11,7 @@ from kvtiers.errors import Kind, KVTiersError, Retry
 
 _STATUS = re.compile(r"status(?: code)?: (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
-_KIND = re.compile(r"kind: (Connect|Timeout|Request|Interrupted|Decode|Unknown)\b")
+_KIND = re.compile(r"kind: (Connect|Interrupted)\b")
 _SYSTEM = re.compile(r'(?:message|error): "([A-Za-z ]{1,60}(?:: [A-Za-z ]{1,60})?)')
 _TIMED_OUT = re.compile(r"kind: Timeout|TimedOut|timed out|operation timed out")
 _TLS = re.compile(
@@ -23,15 +23,16 @@ _NO_ROOM = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "Servic
 _NO_ROOM_STATUS = 507
 _BEYOND_THE_END = 416
 _TOO_MANY = (429, 503)
+_CONNECT = "kind: Connect"
 _SKEWED = "RequestTimeTooSkewed"
 
 
 def error_of(failure: BaseException, operation: str, name: str) -> KVTiersError:
     """What became of ``operation`` on the object ``name``.
 
-    The client has tried again already what may be tried again, with pauses; so none of these is to
-    be tried again at once. ``VANISHED`` is an object that is not there, ``CORRUPT`` one that ends
-    before the range that was asked for begins.
+    ``VANISHED`` is an object that is not there, ``CORRUPT`` one that ends before the range that was
+    asked for begins. What the client has tried again already, with pauses, is not to be tried again
+    at once; what it did not, such as an answer that broke off, may be.
     """
     text = str(failure)
     status, code = _first(_STATUS, text), _first(_CODE, text)
@@ -39,7 +40,7 @@ def error_of(failure: BaseException, operation: str, name: str) -> KVTiersError:
     return KVTiersError(
         f"{operation} of {name} failed: {_reason(failure, text, status, code)}",
         kind=kind,
-        retry=Retry.EXHAUSTED if kind in (Kind.IO, Kind.TIMEOUT) else Retry.NEVER,
+        retry=_retry(kind, int(status or 0), text),
         operation=operation,
         context={"object": name, "status": status, "code": code},
     )
@@ -55,6 +56,13 @@ def _kind(failure: BaseException, text: str, status: int, code: str) -> Kind:
     return Kind.TIMEOUT if _TIMED_OUT.search(text) and not status else Kind.IO
 
 
+def _retry(kind: Kind, status: int, text: str) -> Retry:
+    if kind not in (Kind.IO, Kind.TIMEOUT) or 400 <= status < 429:
+        return Retry.NEVER
+    tried = status or kind is Kind.TIMEOUT or _CONNECT in text
+    return Retry.EXHAUSTED if tried else Retry.MAY
+
+
 def _reason(failure: BaseException, text: str, status: str, code: str) -> str:
     if status or code:
         said = " ".join(filter(None, (status, code)))
@@ -64,8 +72,9 @@ def _reason(failure: BaseException, text: str, status: str, code: str) -> str:
     if _TIMED_OUT.search(text):
         return "no answer in time: is the server alive?"
     system = _first(_SYSTEM, text) or _first(_TLS, text, 0) or _first(_KIND, text)
-    what = f"{type(failure).__name__}, {system}" if system else type(failure).__name__
-    return f"{what}: is the endpoint right and the server alive?"
+    if system:
+        return f"{system}: is the endpoint right and the server alive?"
+    return f"an answer that cannot be understood ({type(failure).__name__})"
 
 
 def _advice(failure: BaseException, status: int, code: str) -> str:

@@ -1,5 +1,6 @@
 """The packs of one namespace in a bucket: found by listing, read, written, and given up."""
 
+import copy
 import logging
 import secrets
 import threading
@@ -84,7 +85,7 @@ class Shelf:
                 except KVTiersError as e:
                     self._failure = e.with_traceback(None)
             if self._failure is not None:
-                raise self._failure
+                raise copy.copy(self._failure)  # each with a traceback of its own
 
     def scan(self, run: Run, left: Callable[[Sequence[Key]], None]) -> Iterator[Entry]:
         """List all packs, and what is in them, the latest first. ``left`` hears of what is gone.
