@@ -23,4 +23,4 @@ def fake() -> Iterator[FakeS3]:
 def faulty(fake: FakeS3) -> Bucket:
     """A bucket of a server that can be told to fail."""
     credentials = dict(zip(("access_key_id", "secret_access_key"), SECRETS, strict=False))
-    return Bucket(fake.endpoint, "bucket", {**credentials, "max_retries": 2})
+    return Bucket(fake.endpoint, "bucket", {**credentials, "max_retries": 1})
