@@ -26,8 +26,8 @@ from kvtiers.tiers.fs.folders import nearest_folder
 from kvtiers.tiers.fs.quota import Eviction
 from kvtiers.tiers.fs.starting import refuse_start
 from kvtiers.tiers.fs.tools import FsURL
+from kvtiers.tiers.fs.urls import LAYOUTS, layout_of
 from kvtiers.tiers.places import Part, Place
-from kvtiers.tiers.urls import LAYOUTS, layout_of
 
 _SMALL_CHUNK = 256 << 10
 """Below it a file per chunk costs more than its bytes: bench.md has figures."""
@@ -56,7 +56,7 @@ def check_start(url: FsURL, eviction: Eviction | None) -> Check:
     ``eviction``: None if it is not known.
     """
     try:
-        layout = url.layout or layout_of(f"fs://{url.path}", url)
+        layout = url.layout or layout_of(url)
         refuse_start(url.path, layout, eviction)
     except ConfigError as e:
         return Check("start", Grade.FAIL, "an engine refuses to start", str(e))

@@ -11,8 +11,9 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Key, Namespace,
 from kvtiers.cli.output import Advance, Output
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
+from kvtiers.tiers.parameters import parse_size
 from kvtiers.tiers.places import MAX_CHUNK_BYTES, Found, Place
-from kvtiers.tiers.urls import open_place, parse_size
+from kvtiers.tiers.urls import open_place
 
 _HEX = re.compile(r"[0-9a-f]{1,32}")
 _AT_ONCE = 1024
@@ -28,7 +29,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 def add_place(parser: argparse.ArgumentParser, *, namespace: bool = True) -> None:
     """The URL of a tier and, unless it is of no use, a namespace in it."""
     parser.add_argument(
-        "url", metavar="URL", help="fs:///PATH, with ?layout= and &capacity= if need be"
+        "url", metavar="URL", help="fs:///PATH?layout=..., s3://BUCKET/PREFIX?endpoint=..."
     )
     if namespace:
         add_namespace(parser)

@@ -9,12 +9,12 @@ from contextlib import closing
 from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Namespace
 from kvtiers.cli.measure import measure_bare, measure_tier, open_bare, trial_options
 from kvtiers.cli.output import Advance, rate, size
-from kvtiers.cli.trials import trial_folder
 from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.tiers.base import StoreContext
 from kvtiers.tiers.fs import FsOptions, refuse_bound
 from kvtiers.tiers.fs.capacity import key_of
+from kvtiers.tiers.fs.trials import trial_folder
 from kvtiers.tiers.jobs import MAX_SLICE_BYTES
 from kvtiers.tiers.options import parse
 
@@ -32,11 +32,11 @@ _REMOTE = re.compile(
 
 _FEW_CHUNKS = 16
 """Less is hardly a cache; a log has room for as many at least."""
-_LARGE = MAX_SLICE_BYTES
+LARGE = MAX_SLICE_BYTES
 """A tier moves no more by one call."""
 TRIAL_BYTES = 64 << 20
 """What is written and read to see how fast a disk is, each time that it is tried."""
-_TRIAL_CHUNKS = 1024
+TRIAL_CHUNKS = 1024
 _ROOMY = 16
 """So many times that has to be free."""
 WORTHWHILE = 1 / 3
@@ -131,7 +131,7 @@ def check_bound(
 def check_speed(folder: str, layout: str, direct_io: str, chunk: int, advance: Advance) -> Check:
     """What a tier of such chunks makes of the disk, tried in a folder of its own in ``folder``."""
     said = f"{size(chunk)} a chunk, layout {layout}"
-    if chunk >= _LARGE:
+    if chunk >= LARGE:
         return Check("chunk size", Grade.OK, f"{said}: no call is larger")
     disk = os.statvfs(folder)
     if disk.f_bavail * disk.f_frsize < _ROOMY * TRIAL_BYTES:
@@ -149,19 +149,21 @@ def _speeds(
     trial: str, layout: str, direct_io: str, chunk: int, advance: Advance
 ) -> tuple[list[float], list[float]]:
     """Bytes per second, written and read: of such a tier, and of large bare calls."""
-    count, large = min(_TRIAL_CHUNKS, TRIAL_BYTES // chunk), TRIAL_BYTES // _LARGE
+    count, large = min(TRIAL_CHUNKS, TRIAL_BYTES // chunk), TRIAL_BYTES // LARGE
     options = trial_options(trial, layout, direct_io, chunk, count)
     tier, direct = measure_tier(options, chunk, count, advance)
-    with closing(open_bare(trial, "log", _LARGE, large, direct)) as bare:
-        disk = measure_bare(bare, _LARGE, large, advance)
+    with closing(open_bare(trial, "log", LARGE, large, direct)) as bare:
+        disk = measure_bare(bare, LARGE, large, advance)
     return [f.bytes_per_s for f in tier], [f.bytes_per_s for f in disk]
 
 
-def judge_speed(said: str, layout: str, ours: Sequence[float], most: Sequence[float]) -> Check:
+def judge_speed(
+    said: str, layout: str, ours: Sequence[float], most: Sequence[float], medium: str = "disk"
+) -> Check:
     """Of bytes per second, written and read."""
     shares = [a / b for a, b in zip(ours, most, strict=True)]
     found = "; ".join(
-        f"{verb} {rate(a)}, {share:.0%} of the disk"
+        f"{verb} {rate(a)}, {share:.0%} of the {medium}"
         for verb, a, share in zip(("writes", "reads"), ours, shares, strict=True)
     )
     if min(shares) >= WORTHWHILE:

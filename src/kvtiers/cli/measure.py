@@ -25,9 +25,11 @@ _IN_FLIGHT_BYTES = 64 << 20
 _JOB_CHUNKS = 64
 _SAMPLES = 200
 """Chunks that are moved one at a time, to see how long one takes."""
-WRITE_LANES = RunnerOptions.n_write_threads
-READ_LANES = RunnerOptions.n_read_threads + RunnerOptions.n_write_threads
-"""Those for writing read too."""
+LANES = (
+    RunnerOptions.n_write_threads,
+    RunnerOptions.n_read_threads + RunnerOptions.n_write_threads,
+)
+"""Threads of a tier that write, and that read: those for writing read too."""
 _PATIENCE_S = 60.0
 _POLL_S = 0.0002
 _SLACK_BYTES = 64 << 20
@@ -159,7 +161,7 @@ def measure_tier(
     Also whether it went past the page cache.
     """
     namespace = Namespace({"kvtiers": "bench"})
-    if options["layout"] == "files":
+    if options.get("layout") == "files":
         _make_fans(os.path.join(options["root_dir"], namespace.id))
     tier = build_tier(
         options,
@@ -193,21 +195,25 @@ def _figures(name: str, bytes_per_s: float, samples: Sequence[float]) -> Figures
 
 def _is_direct(tier: SecondaryTierManager) -> bool:
     assert isinstance(tier, StoreTier)
-    assert isinstance(tier.store, FilesStore | LogStore)
-    return tier.store.direct
+    return isinstance(tier.store, FilesStore | LogStore) and tier.store.direct
 
 
 def measure_bare(
-    bare: Bare, chunk: int, count: int, advance: Callable[[int], None]
+    bare: Bare,
+    chunk: int,
+    count: int,
+    advance: Callable[[int], None],
+    medium: str = "disk",
+    lanes_of: tuple[int, int] = LANES,
 ) -> list[Figures]:
     """The disk alone: ``count`` chunks on as many threads as a tier has for it, then single ones.
 
-    ``bare`` has room for what ``room_for`` says.
+    ``bare`` has room for what ``room_for`` says. ``lanes_of``: threads that write, and that read.
     """
     figures = []
     for name, act, lanes in (
-        ("disk written", bare.write, WRITE_LANES),
-        ("disk read", bare.read, READ_LANES),
+        (f"{medium} written", bare.write, lanes_of[0]),
+        (f"{medium} read", bare.read, lanes_of[1]),
     ):
         began = time.monotonic()
         run_calls(bare, act, lanes, 0, count)

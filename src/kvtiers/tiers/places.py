@@ -114,8 +114,10 @@ class Report:
     """Files of chunks, in the order in which they left."""
     segments: list[Left] = field(default_factory=list)
     """Of a log, with the chunks in them, in the order in which they left."""
+    packs: list[Left] = field(default_factory=list)
+    """Objects that hold many small chunks, in the order in which they left."""
     by_namespace: Counter[str] = field(default_factory=Counter)
-    """Chunks that left, in files of their own or with their segments."""
+    """Chunks that left, on their own or with their segments or packs."""
     empty_folders: list[str] = field(default_factory=list)
     in_use: int = 0
     """Chunks that would have left, but were promised to an engine or used meanwhile."""
@@ -127,7 +129,7 @@ class Report:
     @property
     def bytes(self) -> int:
         """All that left, or would leave."""
-        lists = self.temporary, self.quarantined, self.chunks, self.segments
+        lists = self.temporary, self.quarantined, self.chunks, self.segments, self.packs
         return sum(size for left in lists for _, size in left)
 
 
@@ -142,9 +144,9 @@ Payload = memoryview | KVTiersError
 class Place(Protocol):
     """Storage of a tier, seen from outside. Every method may block and may raise KVTiersError.
 
-    Implementer must: in all but ``open_store``, ``mend`` and ``maintain`` open files for reading
-    only, stop no engine, and hold at most one chunk in memory; say through ``Complain`` what could
-    not be looked at, and go on.
+    Implementer must: in all but ``open_store``, ``repair``, ``mend`` and ``maintain`` open files
+    for reading only, stop no engine, and hold one chunk in memory, or 32 MiB; say through
+    ``Complain`` what could not be looked at, and go on.
     """
 
     url: str
@@ -153,6 +155,8 @@ class Place(Protocol):
     """How bytes lie there, such as ``files``."""
     options: Mapping[str, Any]
     """What configures a tier at this place: an entry of ``secondary_tiers``."""
+    site: tuple[str, ...]
+    """Where it lies: what lies inside it begins with the same parts."""
 
     def namespaces(self) -> list[Found]:
         """Every namespace, by id, damaged ones included."""
@@ -170,6 +174,12 @@ class Place(Protocol):
         one, which stays where it is.
         """
 
+    def repair(self, namespace: Namespace, damaged: Sequence[Entry]) -> list[str]:
+        """Read these again, and take away what is damaged still, as for an engine.
+
+        What became of each, in two or three words. Raises KVTiersError as ``open_store`` does.
+        """
+
     def usage(self, advance: Callable[[int], None] = unheard) -> list[Usage]:
         """Bytes by namespace and part; parts without files are left out. ``advance``: of files."""
 
@@ -181,6 +191,9 @@ class Place(Protocol):
 
     def bound(self) -> int | None:
         """Bytes that a store opened here keeps within, by forgetting; None: no such bound."""
+
+    def free(self) -> tuple[int, int] | None:
+        """Bytes that are free where it lies, and of all of it; None: nobody knows."""
 
     def owner(self) -> int | None:
         """The living process that has the place for itself, so that no other may write; None if
@@ -200,7 +213,8 @@ class Place(Protocol):
         dry_run: bool = False,
         advance: Callable[[int], None] = unheard,
     ) -> Report:
-        """Remove what dead writers left, and what is to leave; ``advance`` hears of bytes.
+        """Remove what dead writers and tools left, and what is to leave; ``advance`` hears of
+        bytes.
 
         Raises ConfigError for a wrong aim or if an engine owns the place; KVTiersError.
         """

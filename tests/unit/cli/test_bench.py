@@ -8,9 +8,9 @@ import pytest
 from kvtiers.cli import measure
 from kvtiers.cli.bare import BareFiles, BareSegments
 from kvtiers.cli.measure import percentile
-from kvtiers.cli.trials import trial_folder
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.names import chunk_path
+from kvtiers.tiers.fs.trials import trial_folder
 from tests.unit.cli.cli_kit import good, kvtiers, only_files
 
 WORDS = ["--chunk-bytes", "64KiB", "--total-bytes", "4MiB"]

@@ -14,7 +14,7 @@ from kvtiers.cli.logchecks import check_segments
 from kvtiers.cli.output import size
 from kvtiers.cli.verdicts import Grade
 from kvtiers.errors import ConfigError
-from kvtiers.tiers.urls import LAYOUTS
+from kvtiers.tiers.fs.urls import LAYOUTS
 from tests.unit.cli.cli_kit import (
     NAMESPACE,
     Tier,
@@ -266,7 +266,7 @@ def test_a_share_that_is_too_small_is_called_a_share(tmp_path, layout):
 
 def test_chunks_of_a_size_are_tried_on_the_disk_and_nothing_stays(tmp_path, tier, monkeypatch):
     monkeypatch.setattr(diskchecks, "TRIAL_BYTES", 8 << 20)
-    monkeypatch.setattr(diskchecks, "_TRIAL_CHUNKS", 64)
+    monkeypatch.setattr(diskchecks, "TRIAL_CHUNKS", 64)
     for root, folder in ((tier.root, tier.root), (tmp_path / "new" / "kv", tmp_path)):
         before = set(folder.rglob("*"))
         url = f"fs://{root}?layout={tier.layout}"

@@ -6,8 +6,7 @@ import time
 import pytest
 
 from kvtiers.chunks import PAGE_BYTES
-from kvtiers.cli import trials
-from kvtiers.tiers.fs import maintain, tree
+from kvtiers.tiers.fs import maintain, tree, trials
 from kvtiers.tiers.fs.log.ownership import TEMP
 from kvtiers.tiers.fs.names import TRIAL, leaving
 from kvtiers.tiers.fs.quota import STATE_BYTES

@@ -4,7 +4,8 @@ import pytest
 
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.fs.tools import FsURL
-from kvtiers.tiers.urls import open_place, parse_size, parse_url
+from kvtiers.tiers.parameters import parse_size
+from kvtiers.tiers.urls import open_place, parse_url
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_what_a_url_says(url, says):
         ("/var/x", "write fs:///var/x"),
         ("var", "write one like fs:///"),
         ("", "write one like fs:///"),
-        ("s3://bucket/x", "no tools for s3:// yet"),
+        ("redis://host/x", "no tools for redis:// yet, only for fs://, s3://"),
         ("fs://host/x", "names the host 'host'"),
         ("fs:///", "names no folder"),
         ("fs:///a%00b", "names no folder"),

@@ -18,6 +18,7 @@ from kvtiers.cli.checks import (
 from kvtiers.cli.common import add_common, parse_chunk_bytes
 from kvtiers.cli.diskchecks import TRIAL_BYTES
 from kvtiers.cli.machinechecks import check_limits, check_memory, check_versions
+from kvtiers.cli.objchecks import check_bucket
 from kvtiers.cli.output import Output
 from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.config import KVTiersConfig, TierSpec, parse_config
@@ -27,6 +28,10 @@ from kvtiers.tiers import check_tiers
 from kvtiers.tiers.fs import FsOptions
 from kvtiers.tiers.fs.folders import nearest_folder, path_of
 from kvtiers.tiers.fs.quota import Eviction
+from kvtiers.tiers.fs.tools import FsURL
+from kvtiers.tiers.obj.options import ObjOptions
+from kvtiers.tiers.obj.written import site_of, url_of
+from kvtiers.tiers.options import parse
 from kvtiers.tiers.urls import open_place, parse_url
 
 _MAX_CONFIG = 16 << 20
@@ -65,7 +70,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if len(tiers) > 1:  # whose row it is, else there is no doubt
             columns.insert(1, "TIER")
             for row, (url, _) in zip(rows, checks, strict=True):
-                row.insert(1, parse_url(url).path if url else "")
+                row.insert(1, _shown(parse_url(url)) if url else "")
         output.table(columns, rows)
 
     document = {
@@ -116,6 +121,7 @@ class _Tier:
     """A tier to look at."""
 
     url: str
+    at: FsURL | ObjOptions
     given: bool = False
     """By the call itself, not by the configuration."""
     share: float | None = None
@@ -126,22 +132,34 @@ class _Tier:
 
 def _tiers(config: KVTiersConfig | None, url: str | None) -> list[_Tier]:
     """Those configured, and that of ``url`` unless it is one of them: its options are known."""
-    specs = config.secondary_tiers if config else ()
-    tiers = [
-        _Tier(
-            _url_of(s),
-            share=s.options.get("capacity_fraction"),
-            eviction=s.options.get("eviction", FsOptions.eviction),
-        )
-        for s in specs
-        if s.type == "fs" and s.module_path is None
-    ]
-    known = {_folder(tier.url) for tier in tiers}
-    return tiers if url is None or _folder(url) in known else [*tiers, _Tier(url, given=True)]
+    specs = [s for s in (config.secondary_tiers if config else ()) if s.module_path is None]
+    tiers = [_configured(s) for s in specs if s.type in ("fs", "obj")]
+    if url is None:
+        return tiers
+    at = parse_url(url)
+    known = any(_site(at) == _site(tier.at) for tier in tiers)
+    return tiers if known else [*tiers, _Tier(url, at, given=True)]
 
 
-def _folder(url: str) -> str:
-    return os.path.realpath(parse_url(url).path)
+def _configured(spec: TierSpec) -> _Tier:
+    if spec.type == "obj":
+        options = parse(ObjOptions, spec.options)
+        return _Tier(url_of(options), options)
+    url = _url_of(spec)
+    return _Tier(
+        url,
+        parse_url(url),
+        share=spec.options.get("capacity_fraction"),
+        eviction=spec.options.get("eviction", FsOptions.eviction),
+    )
+
+
+def _site(at: FsURL | ObjOptions) -> tuple[str, ...]:
+    return (os.path.realpath(at.path),) if isinstance(at, FsURL) else site_of(at)
+
+
+def _shown(at: FsURL | ObjOptions) -> str:
+    return at.path if isinstance(at, FsURL) else str(at.where)
 
 
 def _url_of(spec: TierSpec) -> str:
@@ -166,14 +184,16 @@ def _capacity_of(options: Mapping[str, Any], root: str) -> int | None:
 
 
 def _check_tier(tier: _Tier, chunk: int | None, output: Output) -> list[Check]:
-    parsed, intended = parse_url(tier.url), IntendedTier(tier.share, chunk)
+    at, intended = tier.at, IntendedTier(tier.share, chunk)
     total = None if chunk is None else 4 * TRIAL_BYTES
     started: list[Check] = []
     try:
-        with output.progress(total, "looking" if chunk is None else "trying the disk") as advance:
-            if not os.path.lexists(parsed.path):
-                return list(check_absent(parsed, intended, advance))
-            started = [check_start(parsed, tier.eviction)]
+        with output.progress(total, "looking" if chunk is None else "trying it") as advance:
+            if isinstance(at, ObjOptions):
+                return list(check_bucket(at, chunk, advance))
+            if not os.path.lexists(at.path):
+                return list(check_absent(at, intended, advance))
+            started = [check_start(at, tier.eviction)]
             return started + list(check_place(open_place(tier.url, output.warn), intended, advance))
     except (KVTiersError, OSError) as e:
         if tier.given and isinstance(e, ConfigError):

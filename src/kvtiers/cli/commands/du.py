@@ -1,7 +1,6 @@
-"""``kvtiers du``: what lies on the disk, by namespace and by what it is for."""
+"""``kvtiers du``: what lies there, by namespace and by what it is for."""
 
 import argparse
-import os
 from collections import Counter
 from typing import Any
 
@@ -24,23 +23,22 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with output.progress(None, "counting", Unit.FILES) as advance:
         usage = place.usage(advance)
     total = sum(u.bytes for u in usage if u.part not in _UNCOUNTED)
-    disk = os.statvfs(place.options["root_dir"])
-    free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-    capacity = place.capacity()
+    disk, capacity = place.free(), place.capacity()
 
     def human() -> None:
         parts = [part for part in Part if any(u.part is part for u in usage)]
         columns = ("NAMESPACE", *(f">{part.value.upper()}" for part in parts), ">TOTAL")
         output.table(columns, _rows(usage, parts))
         bound = f" of {size(capacity)} capacity" if capacity else ""
-        output.line(f"{size(total)}{bound}; {size(free)} of {size(whole)} are free on the disk")
+        rest = f"; {size(disk[0])} of {size(disk[1])} are free on the disk" if disk else ""
+        output.line(f"{size(total)}{bound}{rest}")
 
     document: dict[str, Any] = {
         "url": place.url,
         "bytes": total,
         "capacity_bytes": capacity,
-        "disk_free_bytes": free,
-        "disk_bytes": whole,
+        "disk_free_bytes": disk and disk[0],
+        "disk_bytes": disk and disk[1],
         "usage": [
             {
                 "namespace": u.namespace or None,

@@ -1,16 +1,13 @@
 """``kvtiers gc``: what dead writers left goes, and what was not used for longest if asked to."""
 
 import argparse
-import os
 import re
 
-from kvtiers.cli import trials
 from kvtiers.cli.common import add_dry_run, add_place, chosen, place_of, refuse_owned, whole
 from kvtiers.cli.output import Output, size
 from kvtiers.errors import ConfigError
-from kvtiers.tiers.fs.beside import bytes_below
+from kvtiers.tiers.parameters import parse_size
 from kvtiers.tiers.places import Aim, Report
-from kvtiers.tiers.urls import parse_size
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|m|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -34,7 +31,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     place = place_of(arguments, output)
     refuse_owned(place, "stop that engine, or lower its capacity_bytes")
     found = whole(
-        chosen(place, arguments.namespace), output, "delete its folder yourself if nobody wants it"
+        chosen(place, arguments.namespace), output, "delete it yourself if nobody wants it"
     )
     named = None if arguments.namespace is None else next((name for name, _ in found), None)
     report = Report()
@@ -44,8 +41,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         with output.progress(None, "deleting") as advance:
             aim = Aim(max_bytes, older_than_s, named)
             report = place.maintain(aim, dry_run=arguments.dry_run, advance=advance)
-    if arguments.namespace is None:
-        _remove_trials(place.options["root_dir"], report, dry_run=arguments.dry_run)
     after = report.before_bytes - report.bytes
     missed = max_bytes is not None and after > max_bytes and report.in_use > 0
     if missed:
@@ -61,6 +56,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         "temporary": len(report.temporary),
         "quarantined": len(report.quarantined),
         "segments": len(report.segments),
+        "packs": len(report.packs),
         "empty_folders": len(report.empty_folders),
         "in_use": report.in_use,
         "failed": len(report.failed),
@@ -90,24 +86,11 @@ def _warn(report: Report, output: Output) -> None:
         output.warn(problem)
 
 
-def _remove_trials(root: str, report: Report, *, dry_run: bool) -> None:
-    """What measurements that were killed left goes too: no maintenance of a layout knows of it."""
-    found = [(path, bytes_below(path)) for path in trials.left_behind(root)]
-    report.before_bytes += sum(nbytes for _, nbytes in found)
-    if not dry_run:
-        trials.remove([path for path, _ in found])
-    for path, nbytes in found:
-        name = os.path.basename(path)
-        if dry_run or not os.path.lexists(path):
-            report.temporary.append((name, nbytes))
-        else:
-            report.failed.append(name)
-
-
 def _besides(report: Report) -> list[tuple[str, int]]:
     """What left and is no chunk."""
     counts = [
         ("segments", len(report.segments)),
+        ("packs", len(report.packs)),
         ("temporary folders and files of dead writers", len(report.temporary)),
         ("damaged chunks that were put aside", len(report.quarantined)),
         ("empty folders", len(report.empty_folders)),

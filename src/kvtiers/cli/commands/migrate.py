@@ -1,7 +1,6 @@
 """``kvtiers migrate``: copy chunks from one tier to another, verified, and go on where it ended."""
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from kvtiers.chunks import PAGE_BYTES, Namespace
@@ -69,15 +68,16 @@ def _copy(
 
 
 def _refuse_mixed(source: Place, target: Place) -> None:
-    """Neither tier would count, nor ever evict, what lies in the folder of the other."""
-    one, other = (os.path.realpath(place.options["root_dir"]) for place in (source, target))
+    """Neither tier would count, nor ever evict, what lies inside the other."""
+    one, other = source.site, target.site
     if one == other:
-        raise ConfigError(f"FROM and TO are the same folder: {one}")
-    if os.path.commonpath([one, other]) in (one, other):
+        raise ConfigError(f"FROM and TO are the same place: {source.url}")
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
         inner, outer = ("TO", "FROM") if len(other) > len(one) else ("FROM", "TO")
+        inside, around = (target, source) if len(other) > len(one) else (source, target)
         raise ConfigError(
-            f"{inner} lies inside {outer}, {max(one, other, key=len)} in "
-            f"{min(one, other, key=len)}: name a folder beside it"
+            f"{inner} lies inside {outer}, {inside.url} in {around.url}: name a place beside it"
         )
 
 

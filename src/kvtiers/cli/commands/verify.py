@@ -1,23 +1,21 @@
 """``kvtiers verify``: read everything, say what is damaged, and put that aside if asked to."""
 
 import argparse
-import mmap
 from dataclasses import dataclass, replace
 
-from kvtiers.chunks import PAGE_BYTES, Key, Namespace
+from kvtiers.chunks import PAGE_BYTES
 from kvtiers.cli.common import (
     add_dry_run,
     add_place,
     batched,
     chosen,
-    layout_of,
     place_of,
     refuse_owned,
 )
 from kvtiers.cli.output import Advance, Output, size
 from kvtiers.errors import ConfigError, Kind, KVTiersError
-from kvtiers.tiers.base import ChunkStore, Entry, Item
-from kvtiers.tiers.places import MAX_CHUNK_BYTES, Fault, Found, Part, Place
+from kvtiers.tiers.base import Entry
+from kvtiers.tiers.places import Fault, Found, Part, Place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,32 +158,11 @@ def _repair(
             for b in ours:
                 b.outcome = "would be removed"
         elif ours:
-            _repair_in(place, namespace, ours)
+            for b, outcome in zip(
+                ours, place.repair(namespace, [b.entry for b in ours]), strict=True
+            ):
+                b.outcome = outcome
 
 
 def _problem_of(found: list[Found], name: str) -> str:
     return next(each.problem for each in found if each.id == name)
-
-
-def _repair_in(place: Place, namespace: Namespace, bad: list[_Bad]) -> None:
-    store = place.open_store(namespace, layout_of({0: PAGE_BYTES}))  # it gets nothing to write
-    try:
-        for b in bad:
-            b.outcome = _take_away(store, b.entry)
-    finally:
-        store.close()
-
-
-def _take_away(store: ChunkStore, entry: Entry) -> str:
-    """Have the store read it again: what it finds damaged, by now, it takes away itself."""
-    length = entry.bytes if 0 < entry.bytes < MAX_CHUNK_BYTES else PAGE_BYTES
-    view = memoryview(mmap.mmap(-1, length))
-    (error,) = store.read([Item(entry.key, view)])
-    if error is None:
-        return "intact by now"
-    if error.kind is Kind.VANISHED:
-        return "gone by now"
-    if not store.capabilities.delete:
-        return "left: what evicts here has to take it away"
-    still_there = store.contains([Key(entry.key)])[0]
-    return f"cannot be removed: {error}" if still_there else "removed"

@@ -169,7 +169,8 @@ class FilesPlace(FsPlace):
         advance: Callable[[int], None] = unheard,
     ) -> Report:
         """Beside engines, who keep what they promised."""
-        return maintain(self.root, aim, dry_run=dry_run, advance=advance)
+        report = maintain(self.root, aim, dry_run=dry_run, advance=advance)
+        return report if aim.namespace else self._remove_trials(report, dry_run=dry_run)
 
     def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
         """Engines share this layout, so it never refuses because of one.

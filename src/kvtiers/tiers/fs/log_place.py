@@ -179,7 +179,8 @@ class LogPlace(FsPlace):
         advance: Callable[[int], None] = unheard,
     ) -> Report:
         """By whole segments, the oldest first; not beside an engine."""
-        return maintain(self.root, self._files, aim, dry_run=dry_run, advance=advance)
+        report = maintain(self.root, self._files, aim, dry_run=dry_run, advance=advance)
+        return report if aim.namespace else self._remove_trials(report, dry_run=dry_run)
 
     def open_store(self, namespace: Namespace, layout: ChunkLayout) -> ChunkStore:
         """Without a capacity in the URL the log keeps the one that it has."""

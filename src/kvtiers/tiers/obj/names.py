@@ -16,12 +16,15 @@ from dataclasses import dataclass
 
 from kvtiers.chunks import Key
 from kvtiers.tiers.fs import names as fs_names
+from kvtiers.tiers.places import Part
 
 PACK_BELOW_BYTES = 256 << 10
 """Chunks of at least so many bytes have an object of their own. Engines that share a prefix agree
 on it, since the length of a chunk says where to look for it: it is part of the format."""
 
 MANIFEST = fs_names.MANIFEST
+TRIAL = fs_names.TRIAL
+"""So begins what a measurement writes."""
 PACKS = "packs"
 
 _PACK = re.compile(r"([0-9a-f]{12})-([0-9a-f]{8})-([1-9][0-9]{0,5})\.kvp")
@@ -49,6 +52,17 @@ def key_of(namespace_id: str, name: str) -> Key | None:
 def is_namespace(name: str) -> bool:
     """Whether what lies below this name is a namespace."""
     return fs_names.is_namespace(name)
+
+
+def part_of(name: str) -> tuple[str, Part]:
+    """Whose an object is, and what for; of no namespace: an empty id."""
+    first, _, rest = name.partition("/")
+    if first.startswith(TRIAL) and rest:
+        return "", Part.TRIAL
+    if not (is_namespace(first) and rest):
+        return "", Part.FOREIGN
+    is_chunk = key_of(first, name) is not None or pack_at(first, name) is not None
+    return first, Part.CHUNKS if is_chunk else Part.OTHER
 
 
 def packs_below(namespace_id: str) -> str:
