@@ -94,11 +94,10 @@ class ObjOptions(RunnerOptions):
     """Bucket and prefix: ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
     ``az://container/prefix``. Engines that name the same share their chunks."""
     store_config: StoreConfig | None = option(  # noqa: RUF009 - it makes a field
-        Reader("a mapping", _read_store_config),
-        "Of vLLM's own `obj` tier, instead of `url`: `bucket`, `endpoint_override`, `scheme`, "
-        "`access_key`, `secret_key`, `session_token`, `region`, `ca_bundle`.",
-        None,
+        Reader("a mapping", _read_store_config), "", None
     )
+    """Of vLLM's own ``obj`` tier, instead of ``url``: ``bucket``, ``endpoint_override``,
+    ``scheme``, ``access_key``, ``secret_key``, ``session_token``, ``region``, ``ca_bundle``."""
     prefix: str = ""
     """Of vLLM's own ``obj`` tier, beside ``store_config``: what the names of objects begin with."""
     endpoint: str | None = None
@@ -113,14 +112,13 @@ class ObjOptions(RunnerOptions):
     """A file with certificates (PEM) that are trusted besides those of the system."""
     profile: str | None = None
     """A profile of ``~/.aws``; needs boto3."""
-    access_key_id: str | None = option(
-        _SECRET,
-        "Who asks. Better left out, for vLLM logs its configuration: without it credentials come "
-        "from the environment, a web identity, the container or the machine.",
-        None,
-    )
-    secret_access_key: str | None = option(_SECRET, "The key that belongs to it.", None)
-    session_token: str | None = option(_SECRET, "Of credentials that expire.", None)
+    access_key_id: str | None = option(_SECRET, "", None)
+    """Who asks. Better left out, for vLLM logs its configuration: without it credentials come from
+    the environment, a web identity, the container or the machine."""
+    secret_access_key: str | None = option(_SECRET, "", None)
+    """The key that belongs to it."""
+    session_token: str | None = option(_SECRET, "", None)
+    """Of credentials that expire."""
     request_timeout_s: float = 5.0
     """How long one request may take, its body included; what is tried again begins within the
     same time. Twice as much has to fit into ``load_deadline_s`` and ``store_deadline_s``."""

@@ -4,6 +4,7 @@ See ``names`` for what objects are called, ``packs`` for the format of a pack. E
 equal bytes, so that engines that share a bucket need no coordination, and writing again is safe.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -55,6 +56,8 @@ class ObjStore:
         self._reading = Reading(
             client, self._id, self._shelf, self._together, self._vanished, pack_below_bytes
         )
+        self._lock = threading.Lock()
+        """Guards the time of the last look."""
         self._looked_after_at = context.clock()
 
     # -- the contract ---------------------------------------------------------------------------
@@ -168,6 +171,7 @@ class ObjStore:
     def close(self) -> None:
         """Wait for the requests under way, and let go of all connections."""
         self._closed = True
+        self._shelf.close()
         self._together.close()
         self._client.close()
 
@@ -176,14 +180,22 @@ class ObjStore:
     def _look_after_it(self) -> None:
         """Now and then, in the background: what left, what was listed late, the manifest."""
         now = self._context.clock()
-        if now - self._looked_after_at >= LIST_EVERY_S:
+        with self._lock:
+            if now - self._looked_after_at < LIST_EVERY_S:
+                return
             self._looked_after_at = now
-            self._together.begin(self._look_after)
+        self._together.begin(self._look_after)
 
     def _look_after(self) -> None:
-        for _ in self._shelf.scan(one_by_one, self._vanished):
-            pass
-        manifests.keep_manifest(self._client, self._context.namespace)
+        try:
+            for _ in self._shelf.scan(one_by_one, self._vanished):
+                if self._closed:
+                    return
+            manifests.keep_manifest(self._client, self._context.namespace)
+        except KVTiersError as e:
+            self._complaints.failed("list", e)
+        else:
+            self._complaints.worked("list")
 
     def _vanished(self, keys: Sequence[Key]) -> None:
         self._context.on_removed(keys, Reason.VANISHED)

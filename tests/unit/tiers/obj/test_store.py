@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtiers.errors import ConfigError, Kind
+from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import Reason
 from kvtiers.testing.bench import Environment, Slots
 from kvtiers.testing.values import NAMESPACE, OTHER_NAMESPACE
@@ -157,6 +157,18 @@ def test_lookups_do_not_wait_for_the_inventory(real):
         theirs.write(small("new"))
         assert bench.contains(small("new", "old")) == [True, True]
         assert next(inventory).key in small("new", "old")
+
+
+def test_a_close_does_not_wait_for_a_long_listing(real):
+    with real.open() as bench:
+        bench.write(small("a"))
+        shelf = bench.store._shelf
+        shelf._closed = True  # as it is once a close has begun
+        bench.environment.clock.advance(obj_store.LIST_EVERY_S)
+        with pytest.raises(KVTiersError, match="list after close"):
+            bench.store.contains(small("b"))
+        with pytest.raises(KVTiersError, match="list after close"):
+            next(shelf.scan(one_by_one, print))
 
 
 def test_a_manifest_that_is_gone_is_written_again(real):

@@ -7,6 +7,7 @@ import pytest
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.testing.bench import Slots
+from kvtiers.tiers.obj import store as obj_store
 from tests.servers.s3_faults import S3Fault, What
 from tests.unit.tiers.obj.obj_kit import SECRETS, large, small
 
@@ -243,6 +244,17 @@ def test_a_server_that_does_not_answer_is_refused_at_the_start(fake, faulty):
     faulty.options["request_timeout_s"] = 0.3
     with pytest.raises(ConfigError, match="no answer in time: is the server alive"), faulty.open():
         pass
+
+
+def test_trouble_in_the_background_is_said_once_and_when_it_has_passed(fake, faulty, caplog):
+    caplog.set_level("INFO", "kvtiers")
+    with faulty.open() as bench:
+        bench.store._together.begin = lambda act: act()
+        for failing in (1, 1, 0, 0):
+            fake.fail(*[S3Fault(What.STATUS, "LIST")] * failing)
+            bench.environment.clock.advance(obj_store.LIST_EVERY_S)
+            bench.contains(large("a"))
+    assert caplog.text.count("list fails") == caplog.text.count("list works again") == 1
 
 
 def test_a_front_that_could_not_be_read_is_read_later(fake, faulty):
