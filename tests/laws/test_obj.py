@@ -76,6 +76,17 @@ class TestPacks(StoreLaws):
         store._shelf.lost(pack)
 
 
+class TestBoundedObjects(TestObjects):
+    def make(self, place, context):
+        client = Server.client(place)
+        return ObjStore(context, client, capacity_bytes=64 << 20, pack_below_bytes=0)
+
+
+class TestBoundedPacks(TestPacks):
+    def make(self, place, context):
+        return ObjStore(context, Server.client(place), capacity_bytes=64 << 20)
+
+
 class TestObjectsTier(StoreTierLaws):
     store_laws = TestObjects
 

@@ -13,6 +13,7 @@ def build(context: StoreContext, options: ObjOptions) -> ObjStore:
         open_client(options),
         max_requests=options.max_requests,
         max_packed=options.max_tracked_chunks,
+        capacity_bytes=options.capacity_bytes,
     )
 
 

@@ -5,17 +5,16 @@ let go of the interpreter's lock while they do.
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from kvtiers.errors import KVTiersError
+from kvtiers.errors import closed
 from kvtiers.tiers.obj.failures import error_of
 from kvtiers.tiers.obj.options import ObjOptions
 from kvtiers.tiers.options import bad_option
-
-T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -35,7 +34,7 @@ class Client:
     """Requests to one bucket; names are relative to a prefix. Any thread; every method blocks.
 
     Methods raise KVTiersError: ``VANISHED`` for an object that is not there, ``CORRUPT`` for one
-    that ends before what was asked for begins, ``FULL``, ``TIMEOUT`` or ``IO``.
+    that ends before what was asked for begins, ``FULL``, ``TIMEOUT``, ``IO`` or ``CLOSED``.
     """
 
     def __init__(self, store: Any, where: str) -> None:
@@ -46,68 +45,54 @@ class Client:
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None if it is not there."""
-        try:
-            return int(self._obs.head(self._store, name)["size"])
-        except FileNotFoundError:
-            return None
-        except Exception as e:
-            raise self._error(e, "look-up", name) from None
+        with self._asking("look-up", name) as store:
+            try:
+                return int(self._obs.head(store, name)["size"])
+            except FileNotFoundError:
+                return None
 
     def get(self, name: str, most: int, start: int = 0) -> memoryview:
         """``most`` bytes of an object from ``start`` on, or as many as there are.
 
         Not by ``get_ranges`` of obstore, which panics where an object is shorter than asked for.
         """
-        return self._do(
-            "read",
-            name,
-            lambda: memoryview(self._obs.get_range(self._store, name, start=start, length=most)),
-        )
+        with self._asking("read", name) as store:
+            return memoryview(self._obs.get_range(store, name, start=start, length=most))
 
     def put(self, name: str, parts: Sequence[memoryview | bytes]) -> None:
         """Make an object of these parts, one behind the other; it is seen whole or not at all.
 
         One that is there is replaced. Nothing of ``parts`` is in use afterwards.
         """
-        self._do(
-            "write",
-            name,
-            lambda: self._obs.put(self._store, name, list(parts), use_multipart=False),
-        )
+        with self._asking("write", name) as store:
+            self._obs.put(store, name, list(parts), use_multipart=False)
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete these; one that is not there is no error."""
         if not names:
             return
-        try:
-            self._obs.delete(self._store, list(names))
-        except FileNotFoundError:  # as some services answer to one of many
-            for name in names:
-                self._delete_one(name)
-        except Exception as e:
-            raise self._error(e, "delete", names[0]) from None
-
-    def _delete_one(self, name: str) -> None:
-        try:
-            self._obs.delete(self._store, name)
-        except FileNotFoundError:
-            return
-        except Exception as e:
-            raise self._error(e, "delete", name) from None
+        with self._asking("delete", names[0]) as store:
+            try:
+                self._obs.delete(store, list(names))
+            except FileNotFoundError:  # as some services answer to one of many
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        self._obs.delete(store, name)
 
     def objects(self, below: str = "", after: str = "") -> Iterator[list[Stored]]:
         """Objects whose names begin with ``below`` and a slash, those after a name, in order.
 
         Up to a thousand at a time, each with one request.
         """
-        pages = self._do(
-            "list",
-            below,
-            lambda: self._obs.list(
-                self._store, below or None, offset=after or None, chunk_size=_LIST_AT_ONCE
-            ),
-        )
-        while page := self._do("list", below, lambda: next(pages, None)):
+        with self._asking("list", below) as store:
+            pages = self._obs.list(
+                store, below or None, offset=after or None, chunk_size=_LIST_AT_ONCE
+            )
+        while True:
+            with self._asking("list", below):
+                page = next(pages, None)
+            if not page:
+                return
             yield [
                 Stored(found["path"], found["size"], found["last_modified"].timestamp())
                 for found in page
@@ -115,21 +100,26 @@ class Client:
 
     def folders(self) -> list[str]:
         """The first parts of all names, where there is more than one part."""
-        found = self._do("list", "", lambda: self._obs.list_with_delimiter(self._store, None))
+        with self._asking("list", "") as store:
+            found = self._obs.list_with_delimiter(store, None)
         return sorted(found["common_prefixes"])
 
     def close(self) -> None:
-        """Let go of all connections. Nothing may be asked afterwards."""
+        """Let go of all connections that are not in use; whatever is asked from now on is refused.
+
+        Listings that are under way end before their next page.
+        """
         self._store = None
 
-    def _do(self, operation: str, name: str, act: Callable[[], T]) -> T:
+    @contextmanager
+    def _asking(self, operation: str, name: str) -> Iterator[Any]:
+        store = self._store
+        if store is None:
+            raise closed(self.where, operation)
         try:
-            return act()
+            yield store
         except Exception as e:
-            raise self._error(e, operation, name) from None
-
-    def _error(self, failure: Exception, operation: str, name: str) -> KVTiersError:
-        return error_of(failure, operation, f"{self.where}/{name}")
+            raise error_of(e, operation, f"{self.where}/{name}") from None
 
     def __repr__(self) -> str:
         return f"<Client {self.where}>"

@@ -100,6 +100,10 @@ class ObjOptions(RunnerOptions):
     ``scheme``, ``access_key``, ``secret_key``, ``session_token``, ``region``, ``ca_bundle``."""
     prefix: str = ""
     """Of vLLM's own ``obj`` tier, beside ``store_config``: what the names of objects begin with."""
+    capacity_bytes: int | None = None
+    """Bound of all that lies below ``url``, whoever wrote it; what was written first leaves first.
+    Each engine that states it adds up what it writes, and lists all every five minutes and when it
+    is full. Without it nothing leaves but by ``kvtiers gc`` or a rule of the bucket."""
     endpoint: str | None = None
     """Where the service is, if it is not Amazon's: ``https://host:port``, without the bucket."""
     region: str | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.errors import Kind, KVTiersError, closed
+from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Entry, Item
 from kvtiers.tiers.obj import names, packs
@@ -62,7 +62,6 @@ class Shelf:
         self._begun = 0
         self._failure: KVTiersError | None = None
         """Of the listing that began last."""
-        self._closed = False
 
     # -- what is there --------------------------------------------------------------------------
 
@@ -118,13 +117,8 @@ class Shelf:
     def _list(self, after: str) -> list[PackName]:
         """All packs whose names come after one, the latest first."""
         pages = self._client.objects(names.packs_below(self._id), after)
-        found = []
-        for page in pages:
-            if self._closed:
-                raise closed("the store", "list")
-            maybe = (names.pack_at(self._id, stored.name) for stored in page)
-            found += [pack for pack in maybe if pack is not None]
-        found.sort(reverse=True)
+        maybe = [names.pack_at(self._id, stored.name) for page in pages for stored in page]
+        found = sorted((pack for pack in maybe if pack is not None), reverse=True)
         if found:
             with self._lock:
                 self._newest = found[0] if self._newest is None else max(self._newest, found[0])
@@ -203,10 +197,6 @@ class Shelf:
         """The pack is no more. The chunks that left with it. Asks nobody."""
         with self._lock:
             return self._index.forget([pack])
-
-    def close(self) -> None:
-        """Have a listing that is under way end soon, by an error."""
-        self._closed = True
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant of the index, if any."""

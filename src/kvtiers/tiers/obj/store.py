@@ -12,13 +12,15 @@ from kvtiers.chunks import PAGE_BYTES, Key
 from kvtiers.errors import Kind, KVTiersError, closed
 from kvtiers.events import Reason
 from kvtiers.tiers import record
-from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext
+from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext, Usage
 from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.obj import manifests, names
+from kvtiers.tiers.obj.bounded import Bounded, refuse_too_small
 from kvtiers.tiers.obj.client import Client
 from kvtiers.tiers.obj.index import PackIndex
-from kvtiers.tiers.obj.packs import MAX_PACK_BYTES
+from kvtiers.tiers.obj.packs import MAX_PACK_BYTES, front_pages
 from kvtiers.tiers.obj.reading import Reading, Result
+from kvtiers.tiers.obj.room import Room
 from kvtiers.tiers.obj.shelf import Shelf
 from kvtiers.tiers.obj.together import Together, one_by_one
 
@@ -30,7 +32,8 @@ class ObjStore:
     """Chunks of one namespace below the prefix of ``client``.
 
     Raises ConfigError if the bucket cannot be used. ``max_requests`` bounds the requests under
-    way besides one for each caller; ``max_packed`` the packed chunks that are known at a time.
+    way besides one for each caller; ``max_packed`` the packed chunks that are known at a time;
+    ``capacity_bytes`` what lies below the prefix, unless it is None.
     """
 
     capabilities = Capabilities(persistent=True, shared=True)
@@ -42,10 +45,13 @@ class ObjStore:
         *,
         max_requests: int = 32,
         max_packed: int = 2_000_000,
+        capacity_bytes: int | None = None,
         pack_below_bytes: int = names.PACK_BELOW_BYTES,
     ) -> None:
         self._context = context
         self._client = client
+        if capacity_bytes is not None:
+            refuse_too_small(context, capacity_bytes)
         self._id = context.namespace.id
         self._pack_below = pack_below_bytes
         self._closed = False
@@ -56,9 +62,24 @@ class ObjStore:
         self._reading = Reading(
             client, self._id, self._shelf, self._together, self._vanished, pack_below_bytes
         )
+        self._bounded = self._bound(capacity_bytes)
         self._lock = threading.Lock()
         """Guards the time of the last look."""
         self._looked_after_at = context.clock()
+        if self._bounded is not None:
+            self._bounded.make_room()
+
+    def _bound(self, capacity_bytes: int | None) -> Bounded | None:
+        if capacity_bytes is None:
+            return None
+        return Bounded(
+            self._client,
+            Room(capacity_bytes),
+            self._complaints,
+            (self._context.clock, self._context.wall_clock),
+            self._together.begin,
+            self._evicted,
+        )
 
     # -- the contract ---------------------------------------------------------------------------
 
@@ -106,13 +127,22 @@ class ObjStore:
         self._note("write", outcomes)
         return [results.get(item.key) for item in items]
 
-    def _write(self, group: Sequence[Item]) -> None:
-        if group[0].view.nbytes < self._pack_below:
+    def _write(self, group: Sequence[Item]) -> KVTiersError | None:
+        packed = group[0].view.nbytes < self._pack_below
+        if self._bounded is not None:
+            size = sum(PAGE_BYTES + item.view.nbytes for item in group)
+            if packed:
+                size += PAGE_BYTES * front_pages([item.key for item in group])
+            full = self._bounded.take(size)
+            if full is not None:
+                return full
+        if packed:
             self._shelf.write(group)
-            return
-        (item,) = group
-        page = record.pack(item.key, self._id, item.view)
-        self._client.put(self._name(item.key), [page, item.view])
+        else:
+            (item,) = group
+            page = record.pack(item.key, self._id, item.view)
+            self._client.put(self._name(item.key), [page, item.view])
+        return None
 
     def read(self, items: Sequence[Item]) -> list[Result]:
         """Read and verify each item. What is damaged, read twice, is taken away."""
@@ -169,11 +199,10 @@ class ObjStore:
         self._refuse_if_closed("touch")
 
     def close(self) -> None:
-        """Wait for the requests under way, and let go of all connections."""
+        """Begin no request any more, and wait for those under way."""
         self._closed = True
-        self._shelf.close()
-        self._together.close()
         self._client.close()
+        self._together.close()
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -185,6 +214,8 @@ class ObjStore:
                 return
             self._looked_after_at = now
         self._together.begin(self._look_after)
+        if self._bounded is not None:
+            self._bounded.make_room()
 
     def _look_after(self) -> None:
         try:
@@ -200,9 +231,20 @@ class ObjStore:
     def _vanished(self, keys: Sequence[Key]) -> None:
         self._context.on_removed(keys, Reason.VANISHED)
 
+    def _evicted(self, gone: Sequence[str]) -> None:
+        """Objects of these names, of this or another namespace, left for others."""
+        packs = [names.pack_at(self._id, name) for name in gone]
+        keys = [names.key_of(self._id, name) for name in gone]
+        left = [key for key in keys if key is not None]
+        for pack in packs:
+            if pack is not None:
+                left += self._shelf.lost(pack)
+        if left:
+            self._context.on_removed(left, Reason.EVICTED)
+
     def _note(self, operation: str, outcomes: Sequence[Result]) -> None:
         for error in outcomes:
-            if error is not None:
+            if error is not None and not error.said:
                 self._complaints.failed(operation, error)
         if None in outcomes:
             self._complaints.worked(operation)
@@ -217,9 +259,15 @@ class ObjStore:
         if self._closed:
             raise closed(self._context.name, operation)
 
+    def usage(self) -> Usage | None:
+        """Of all that lies below the prefix; None where it has no bound, or is not counted yet."""
+        return None if self._bounded is None else self._bounded.usage()
+
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant of a part, if any."""
         self._shelf.check()
+        if self._bounded is not None:
+            self._bounded.check()
         self._complaints.check()
 
     def __repr__(self) -> str:

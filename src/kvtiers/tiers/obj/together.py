@@ -61,4 +61,5 @@ def _outcome(act: Callable[[], T]) -> T | KVTiersError:
     try:
         return act()
     except KVTiersError as e:
-        return e.with_traceback(None)  # whose frames would keep the memory of the chunk
+        e.__context__ = None
+        return e.with_traceback(None)  # frames would keep the memory of the chunk

@@ -37,15 +37,24 @@ class Bucket:
         said = {"allow_http": True, **self.options, **options}
         return open_client(ObjOptions(url=f"s3://{self.name}/kv", endpoint=self.endpoint, **said))
 
-    def store(self, environment: Environment, client: Client | None = None) -> ObjStore:
-        return ObjStore(environment.context(), client or self.client(), pack_below_bytes=PACK_BELOW)
+    def store(self, environment: Environment, capacity_bytes: int | None = None) -> ObjStore:
+        return ObjStore(
+            environment.context(),
+            self.client(),
+            capacity_bytes=capacity_bytes,
+            pack_below_bytes=PACK_BELOW,
+        )
 
     @contextmanager
     def open(
-        self, namespace: Namespace = NAMESPACE, environment: Environment | None = None
+        self,
+        namespace: Namespace = NAMESPACE,
+        environment: Environment | None = None,
+        capacity_bytes: int | None = None,
     ) -> Iterator[StoreBench]:
         environment = environment or Environment(namespace)
-        with closing(StoreBench(self.store(environment), environment)) as bench:
+        store = self.store(environment, capacity_bytes)
+        with closing(StoreBench(store, environment)) as bench:
             yield bench
             bench.store.check()
 
@@ -58,6 +67,10 @@ class Bucket:
             yield
         finally:
             client._store = patient
+
+    def used(self) -> int:
+        """Bytes of all objects."""
+        return sum(stored.bytes for page in self.client().objects() for stored in page)
 
     def names(self) -> list[str]:
         """Every object, by name below the prefix."""

@@ -160,15 +160,15 @@ def test_lookups_do_not_wait_for_the_inventory(real):
 
 
 def test_a_close_does_not_wait_for_a_long_listing(real):
-    with real.open() as bench:
-        bench.write(small("a"))
-        shelf = bench.store._shelf
-        shelf._closed = True  # as it is once a close has begun
-        bench.environment.clock.advance(obj_store.LIST_EVERY_S)
-        with pytest.raises(KVTiersError, match="list after close"):
-            bench.store.contains(small("b"))
-        with pytest.raises(KVTiersError, match="list after close"):
-            next(shelf.scan(one_by_one, print))
+    client = real.client()
+    for n in range(1001):  # more than one page
+        client.put(f"{n}", [b"x"])
+    pages = client.objects()
+    assert len(next(pages)) == 1000
+    client.close()
+    with pytest.raises(KVTiersError, match="list after close") as caught:
+        next(pages)
+    assert caught.value.kind is Kind.CLOSED
 
 
 def test_a_manifest_that_is_gone_is_written_again(real):
