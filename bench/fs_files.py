@@ -18,7 +18,6 @@ for a while after many files were removed, e.g. by a run before. Prints::
 import argparse
 import gc
 import hashlib
-import mmap
 import os
 import shutil
 import tempfile
@@ -36,8 +35,8 @@ import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
-from xxhash import xxh3_64_intdigest
 
+from bench.hostmemory import PATIENCE_S, Memory, jobs, run_jobs
 from kvtiers.chunks import (
     PAGE_BYTES,
     ChunkLayout,
@@ -50,12 +49,10 @@ from kvtiers.chunks import (
 )
 from kvtiers.cli.bare import Bare, BareFiles, run_calls
 from kvtiers.tiers import build_tier
-from kvtiers.tiers.base import Job, JobKind, JobOutcome
-from kvtiers.tiers.views import ChunkViews
+from kvtiers.tiers.base import JobKind
 
 LANES = 8
 """Threads of each side that may do what is measured; 8 keep this kind of disk busy."""
-JOB_BYTES = 16 << 20
 SIZES = {"64KiB": 64 << 10, "512KiB": 512 << 10, "2MiB": 2 << 20, "4MiB": 4 << 20}
 LOOKUP = "lookup"
 EVERYTHING = (*SIZES, LOOKUP)
@@ -64,52 +61,11 @@ LOOKUP_KEYS, KEYS_PER_REQUEST = 8192, 1024
 """8 requests that arrive together."""
 STEP_S = 0.001
 """What vLLM's engine sleeps after a step in which no request could run: all wait for lookups."""
-PATIENCE_S = 120.0
 
 
 def bytes_per_round(chunk_bytes: int) -> int:
     """What each moves in a round: above 1 GiB in ``ROUNDS``. Small chunks take longer."""
     return 1 << 28 if chunk_bytes >= 512 << 10 else 1 << 27
-
-
-class Memory:
-    """Host memory as the tiers see it: equal slots in one shared mapping."""
-
-    def __init__(self, chunk_bytes: int, total: int) -> None:
-        self.chunk_bytes = chunk_bytes
-        self.slots = total // chunk_bytes
-        self.view = memoryview(mmap.mmap(-1, total))
-        self._pattern = os.urandom(1 << 20)
-        for at in range(0, total, len(self._pattern)):
-            end = min(total, at + len(self._pattern))
-            self.view[at:end] = self._pattern[: end - at]
-        for slot in range(self.slots):
-            self.slot(slot)[:8] = slot.to_bytes(8, "little")
-        self._digest = xxh3_64_intdigest(self.view)
-
-    def slot(self, number: int) -> memoryview:
-        """The bytes of a slot."""
-        return self.view[number * self.chunk_bytes : (number + 1) * self.chunk_bytes]
-
-    def slot_of(self, number: int) -> memoryview:
-        """The bytes of the slot of a chunk, of which there may be more than slots."""
-        return self.slot(number % self.slots)
-
-    def spoil(self) -> None:
-        """Change every slot, so that ``intact`` says whether all were read."""
-        for number in range(self.slots):
-            self.slot(number)[:PAGE_BYTES] = bytes(PAGE_BYTES)
-
-    def intact(self) -> bool:
-        """Whether every byte is as it was made."""
-        return xxh3_64_intdigest(self.view) == self._digest
-
-
-def jobs(keys: Sequence[Key], chunk_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """(number, first slot, end) of each job."""
-    step = max(1, JOB_BYTES // chunk_bytes)
-    for number, first in enumerate(range(0, len(keys), step)):
-        yield number, first, min(len(keys), first + step)
 
 
 class Ours:
@@ -140,26 +96,7 @@ class Ours:
         self._run(JobKind.LOAD, keys)
 
     def _run(self, kind: JobKind, keys: Sequence[Key]) -> None:
-        tier = self.tiers[kind]
-        submit = tier.submit_store if kind is JobKind.STORE else tier.submit_load
-        for number, first, end in jobs(keys, self.memory.chunk_bytes):
-            slots = tuple(range(first, end))
-            views = self._views(first, end - first, kind is JobKind.LOAD)
-            if not submit(Job(number, kind, tuple(keys[first:end]), slots, views)):
-                raise SystemExit(f"kvtiers refused a {kind.value} job: {tier!r}")
-        tier.drain_jobs(PATIENCE_S)
-        ended = tier.get_finished_jobs()
-        done = sum(len(o.done) for o in ended if isinstance(o, JobOutcome))
-        if done != len(keys):
-            errors = [str(e) for o in ended for e in getattr(o, "failed", {}).values()]
-            raise SystemExit(f"kvtiers: {done} of {len(keys)} chunks: {errors[:3]}")
-
-    def _views(self, first: int, count: int, writable: bool) -> ChunkViews:
-        def cut(i: int) -> memoryview:
-            view = self.memory.slot(first + i)
-            return view if writable else view.toreadonly()
-
-        return ChunkViews(cut, [self.memory.chunk_bytes] * count)
+        run_jobs(self.tiers[kind], kind, keys, self.memory)
 
     def look_up(self, number: int, keys: Sequence[Key]) -> int | None:
         """Ask for the keys of a request: how many are there; None: not known yet."""

@@ -38,11 +38,9 @@ from typing import Any
 
 from bench.fs_files import (
     LANES,
-    PATIENCE_S,
     ROUNDS,
     SIZES,
     BareRounds,
-    Memory,
     Ours,
     Upstream,
     bytes_per_round,
@@ -51,6 +49,7 @@ from bench.fs_files import (
     scratch,
     timed,
 )
+from bench.hostmemory import PATIENCE_S, Memory
 from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Key, Namespace, make_key
 from kvtiers.cli.bare import BareSegments
 from kvtiers.tiers import build_tier

