@@ -8,8 +8,7 @@ from kvtiers.chunks import PAGE_BYTES
 from kvtiers.errors import KVTiersError
 from kvtiers.testing import StoreLaws, StoreTierLaws
 from kvtiers.testing.values import LAYOUT
-from kvtiers.tiers.obj import ObjOptions, packs
-from kvtiers.tiers.obj.client import open_client
+from kvtiers.tiers.obj import ObjOptions, client_of, packs
 from kvtiers.tiers.obj.packs import Packed
 from kvtiers.tiers.obj.store import ObjStore
 
@@ -18,19 +17,23 @@ class Server:
     """Where the laws are tried; a bucket for all, a prefix for each place."""
 
     endpoint: str
-    bucket: str | None = None
+    buckets: dict[str, str] = {}
+    transport: str
 
     @classmethod
-    def use(cls, s3):
-        cls.endpoint = s3.endpoint
-        if cls.bucket is None:
-            cls.bucket = s3.new_bucket()
+    def use(cls, s3, transport="obstore"):
+        cls.endpoint, cls.transport = s3.endpoint, transport
+        if s3.endpoint not in cls.buckets:
+            cls.buckets[s3.endpoint] = s3.new_bucket()
 
     @classmethod
     def client(cls, place):
         prefix = hashlib.sha256(str(place).encode()).hexdigest()
-        url = f"s3://{cls.bucket}/{prefix}"
-        return open_client(ObjOptions(url=url, endpoint=cls.endpoint, allow_http=True))
+        url = f"s3://{cls.buckets[cls.endpoint]}/{prefix}"
+        options = ObjOptions(
+            url=url, endpoint=cls.endpoint, allow_http=True, transport=cls.transport
+        )
+        return client_of(options)
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ class Client:
     def __init__(self, store: Any, where: str) -> None:
         """``store`` is one of ``obstore.store``; ``where`` is what people call it."""
         self._obs = _obstore()
-        self._store = store
+        self.store = store
         self.where = where
 
     def size(self, name: str) -> int | None:
@@ -109,11 +109,11 @@ class Client:
 
         Listings that are under way end before their next page.
         """
-        self._store = None
+        self.store = None
 
     @contextmanager
     def _asking(self, operation: str, name: str) -> Iterator[Any]:
-        store = self._store
+        store = self.store
         if store is None:
             raise closed(self.where, operation)
         try:

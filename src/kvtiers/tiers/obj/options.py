@@ -134,7 +134,8 @@ class ObjOptions(RunnerOptions):
     max_requests: int = 32
     """Requests under way at once, besides one for each lane; at most 256."""
     transport: Literal["obstore", "nixl"] = "obstore"
-    """``nixl`` is refused: it is not built in."""
+    """What moves bytes: ``obstore``, or the OBJ plug-in of ``nixl``, which is tried at the start
+    and refused where it does not work."""
     min_slice_bytes: int = 8 << 20
     """A job is split over the lanes into slices of at least this many bytes: small chunks of a
     slice become one object, and the requests for one slice are sent together."""
@@ -155,11 +156,6 @@ class ObjOptions(RunnerOptions):
         object.__setattr__(self, "where", _where(self))
         _check_endpoint(self)
         _check_credentials(self)
-        require(
-            self.transport == "obstore",
-            "transport",
-            'is "nixl", which is not built in: leave it out, obstore speaks to the same servers',
-        )
 
     def _translate(self) -> None:
         """Fill in what ``store_config`` says. Nothing may be said twice."""

@@ -62,11 +62,11 @@ class Bucket:
     def impatient(self, bench: StoreBench) -> Iterator[None]:
         """Requests of the store are given up soon, which needs a server that is not loaded."""
         client = bench.store._client
-        patient, client._store = client._store, self.client(request_timeout_s=0.3)._store
+        patient, client.store = client.store, self.client(request_timeout_s=0.3).store
         try:
             yield
         finally:
-            client._store = patient
+            client.store = patient
 
     def used(self) -> int:
         """Bytes of all objects."""

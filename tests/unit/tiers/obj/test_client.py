@@ -61,10 +61,10 @@ def test_a_bundle_that_is_none_is_refused(content, what, tmp_path):
 
 def test_the_bucket_is_in_the_path_or_in_the_host():
     for endpoint in ("https://s3.example.com", "https://bucket.s3.example.com/"):
-        found = opened(endpoint=endpoint, virtual_hosted=True)._store.config
+        found = opened(endpoint=endpoint, virtual_hosted=True).store.config
         assert found["endpoint"] == "https://bucket.s3.example.com"
         assert found["virtual_hosted_style_request"] == "true"
-    found = opened(endpoint="https://s3.example.com", region="eu-west-1")._store.config
+    found = opened(endpoint="https://s3.example.com", region="eu-west-1").store.config
     assert found["endpoint"] == "https://s3.example.com"
     assert found["region"] == "eu-west-1"
     assert found["virtual_hosted_style_request"] == "false"
@@ -94,7 +94,7 @@ def test_credentials_of_a_profile(s3, bucket, tmp_path, monkeypatch):
 
 
 def test_what_a_client_is_told_of_time():
-    store = opened(request_timeout_s=2.5, connect_timeout_s=0.5, max_retries=1)._store
+    store = opened(request_timeout_s=2.5, connect_timeout_s=0.5, max_retries=1).store
     assert store.client_options["timeout"] == "2s 500ms"
     assert store.client_options["connect_timeout"] == "500ms"
     assert store.retry_config["max_retries"] == 1

@@ -84,7 +84,7 @@ def test_a_url_that_is_none_is_refused(url, what):
         ({"max_requests": 0}, "max_requests is 0: give 1 to 256"),
         ({"max_requests": 257}, "max_requests is 257: give 1 to 256"),
         ({"max_retries": -1}, "max_retries is -1: give 0 or more"),
-        ({"transport": "nixl"}, 'transport is "nixl", which is not built in'),
+        ({"transport": "rdma"}, 'transport is \'rdma\': give "obstore" or "nixl"'),
         ({"prefix": "x"}, "prefix goes with store_config"),
         ({"bucket": "x"}, "bucket is not a known option"),
     ],

@@ -223,7 +223,7 @@ def test_nothing_that_is_said_has_a_secret_in_it(fake, faulty, caplog):
     caplog.set_level("DEBUG")
     said = []
     with faulty.open() as bench:
-        said += [repr(bench.store), repr(bench.store._client), repr(bench.store._client._store)]
+        said += [repr(bench.store), repr(bench.store._client), repr(bench.store._client.store)]
         for what in set(What) - {What.SILENT, What.SLOW}:
             fake.fail(S3Fault(what, keys=chunks, first=4))
             said += map(repr, bench.write_from(Slots.filled(NEW)))
