@@ -22,9 +22,8 @@ _log = logging.getLogger("kvtiers")
 OVERLAP_MS = 30_000
 """Names so much older than the newest are listed again: clocks of writers differ, and a write
 takes its time."""
-
-
-_FRONTS_AT_ONCE = 256
+_FRONTS_AT_ONCE = 16
+"""Of an inventory, so that lookups find free threads meanwhile."""
 
 Run = Callable[[Sequence[Callable[[], None]]], object]
 """Does several requests, and leaves those that fail for another time."""
