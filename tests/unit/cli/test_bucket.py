@@ -100,7 +100,8 @@ def test_ls_and_du_say_what_is_there(tier):
     used = good(kvtiers("du", tier.url, "--json")).json
     assert used["bytes"] == sum(s.bytes for page in tier.client.objects() for s in page)
     assert used["disk_bytes"] is used["capacity_bytes"] is None
-    text = good(kvtiers("du", tier.url)).out
+    text = good(kvtiers("du", f"{tier.url}&capacity=1GiB")).out
+    assert "of 1.0 GiB capacity" in text
     assert "on the disk" not in text
 
 

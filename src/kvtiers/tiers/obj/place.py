@@ -13,7 +13,7 @@ from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers import record
 from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
 from kvtiers.tiers.obj import manifests, names, packs
-from kvtiers.tiers.obj.client import Client
+from kvtiers.tiers.obj.client import Client, open_client
 from kvtiers.tiers.obj.index import PackIndex
 from kvtiers.tiers.obj.maintain import maintain
 from kvtiers.tiers.obj.options import ObjOptions
@@ -49,6 +49,7 @@ class ObjPlace:
         self.url = url_of(options)
         self.options: Mapping[str, Any] = options_of(options)
         self.site = site_of(options)
+        self._options = options
         self._client = client
         self._together = Together(_REQUESTS, "kvtiers-tool")
         self._shelves: dict[str, Shelf] = {}
@@ -181,11 +182,11 @@ class ObjPlace:
         return []
 
     def capacity(self) -> int | None:
-        """Nobody states one: a bucket grows until ``gc`` or a rule of it says otherwise."""
-        return None
+        """What the URL states: nothing in a bucket says what engines keep to."""
+        return self._options.capacity_bytes
 
     def bound(self) -> int | None:
-        """None."""
+        """None: a store of a tool leaves it to engines and to ``gc``."""
         return None
 
     def free(self) -> tuple[int, int] | None:
@@ -262,7 +263,7 @@ class ObjPlace:
             time.time,
             lambda keys, reason: None,
         )
-        return ObjStore(context, self._client, max_requests=_REQUESTS)
+        return ObjStore(context, open_client(self._options), max_requests=_REQUESTS)
 
     def backdate(self, namespace_id: str, copies: Sequence[Entry]) -> None:
         """A service keeps the time at which it was written to, and no other."""

@@ -8,13 +8,14 @@ from kvtiers.tiers.obj import names
 from kvtiers.tiers.obj.client import Client, open_client
 from kvtiers.tiers.obj.options import ObjOptions
 from kvtiers.tiers.obj.place import ObjPlace
-from kvtiers.tiers.parameters import Parameters, SplitURL, one_of, text
+from kvtiers.tiers.parameters import Parameters, SplitURL, one_of, parse_capacity, text
 from kvtiers.tiers.places import Complain
 
 _PATIENCE_S = 30.0
 """For one request of a tool, which no request of a model waits for."""
 
 _PARAMETERS: Parameters = {
+    "capacity": ("capacity_bytes", parse_capacity),
     "endpoint": ("endpoint", text),
     "region": ("region", text),
     "virtual_hosted": (
