@@ -17,10 +17,9 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.etree import ElementTree
 
 from tests.servers.s3_faults import S3Fault, What
-from tests.servers.s3_objects import Objects, deleted
+from tests.servers.s3_objects import Objects, deleted, keys_in, range_of
 
 _PAGE = 4096
 _REFUSALS = (What.STATUS, What.SILENT, What.REDIRECT)
@@ -147,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._befallen(What.RESET, *_REFUSALS):
             return
         bucket = self._path().partition("/")[0]
-        found = [e.text or "" for e in ElementTree.fromstring(body).iter() if _tag(e) == "Key"]
+        found = keys_in(body)
         for name in found:
             self.server.fake.objects.change(f"{bucket}/{name}", None)
         self._answer(200, deleted(found).encode(), {})
@@ -172,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
             "ETag": self._etag(body),
             "Last-Modified": formatdate(modified + self._skew(), usegmt=True),
         }
-        span = None if self._has(What.WHOLE) else _range(self.headers["Range"], len(body))
+        span = None if self._has(What.WHOLE) else range_of(self.headers["Range"], len(body))
         if span is None:
             self._answer(200, body, headers)
             return
@@ -288,17 +287,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _end(self) -> None:
         self.close_connection = True
-
-
-def _tag(element: ElementTree.Element) -> str:
-    return element.tag.rpartition("}")[2]
-
-
-def _range(header: str | None, length: int) -> tuple[int, int] | None:
-    """Begin and end (exclusive) of ``bytes=a-b``, ``bytes=a-`` or ``bytes=-n``."""
-    if header is None:
-        return None
-    first, _, last = header.removeprefix("bytes=").partition("-")
-    if not first:
-        return max(0, length - int(last)), length
-    return int(first), min(length, int(last) + 1) if last else length

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 _NAMES = "http://s3.amazonaws.com/doc/2006-03-01/"
@@ -101,3 +102,19 @@ def deleted(names: Iterable[str]) -> str:
 
 def _each(tag: str, contents: Iterable[str]) -> str:
     return "".join(f"<{tag}>{content}</{tag}>" for content in contents)
+
+
+def keys_in(body: bytes) -> list[str]:
+    """What a request to delete many names."""
+    found = ElementTree.fromstring(body).iter()
+    return [e.text or "" for e in found if e.tag.rpartition("}")[2] == "Key"]
+
+
+def range_of(header: str | None, length: int) -> tuple[int, int] | None:
+    """Begin and end (exclusive) of ``bytes=a-b``, ``bytes=a-`` or ``bytes=-n``."""
+    if header is None:
+        return None
+    first, _, last = header.removeprefix("bytes=").partition("-")
+    if not first:
+        return max(0, length - int(last)), length
+    return int(first), min(length, int(last) + 1) if last else length

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout
 from kvtiers.cli.checks import largest_chunk
 from kvtiers.cli.diskchecks import LARGE, TRIAL_BYTES, TRIAL_CHUNKS, judge_speed
 from kvtiers.cli.measure import measure_bare, measure_tier
 from kvtiers.cli.objtrial import BareObjects, bucket_trial
 from kvtiers.cli.output import Advance, size
 from kvtiers.cli.verdicts import Check, Grade
-from kvtiers.errors import KVTiersError
+from kvtiers.errors import ConfigError, KVTiersError
+from kvtiers.tiers.obj.bounded import refuse_too_small
 from kvtiers.tiers.obj.client import Client, open_client
 from kvtiers.tiers.obj.names import PACK_BELOW_BYTES
 from kvtiers.tiers.obj.options import ObjOptions
 from kvtiers.tiers.obj.place import ObjPlace
+from kvtiers.tiers.places import Part
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ASKED = 10
@@ -47,8 +50,13 @@ def check_bucket(options: ObjOptions, chunk: int | None, advance: Advance) -> It
     except KVTiersError as e:
         yield Check("trial", Grade.FAIL, str(e), "see the service")
         return
+    place = ObjPlace(options, client)
+    stored = chunk or largest_chunk(place)
     if not chunk:
-        yield check_chunk(largest_chunk(ObjPlace(options, client)))
+        yield check_chunk(stored)
+    if options.capacity_bytes is not None:
+        ours = sum(u.bytes for u in place.usage() if u.part not in (Part.FOREIGN, Part.TRIAL))
+        yield check_bound(options.capacity_bytes, ours, stored)
 
 
 def check_transport(options: ObjOptions) -> Check:
@@ -115,6 +123,23 @@ def check_chunk(chunk: int | None) -> Check:
         return Check("chunk size", Grade.OK, "not known: nothing is stored, --chunk-bytes says it")
     how = "packed" if chunk < PACK_BELOW_BYTES else "an object each"
     return Check("chunk size", Grade.OK, f"{size(chunk)} a chunk, {how}")
+
+
+def check_bound(capacity: int, ours: int, chunk: int | None) -> Check:
+    """Whether an engine takes the bound, and whether what is there is within it.
+
+    Chunks have a page at least.
+    """
+    said = f"{size(capacity)}, {size(ours)} taken"
+    layout = ChunkLayout((GroupLayout(0, chunk or PAGE_BYTES, 1),))
+    try:
+        refuse_too_small(layout, capacity)
+    except ConfigError as e:
+        return Check("capacity", Grade.FAIL, said, str(e))
+    if ours > capacity:
+        remedy = "engines that state it delete what was written first: raise it, or let them"
+        return Check("capacity", Grade.WARN, said, remedy)
+    return Check("capacity", Grade.OK, said)
 
 
 def _check_speed(

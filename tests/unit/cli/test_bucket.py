@@ -272,6 +272,17 @@ def test_doctor_tries_what_an_engine_does_there(tier, monkeypatch):
     assert tier.objects() == before
 
 
+@pytest.mark.parametrize(
+    ("capacity", "grade"), [("1GiB", "ok"), ("1MiB", "fail"), ("9MB", "ok"), ("8.6MB", "ok")]
+)
+def test_doctor_judges_a_bound_as_an_engine_does(tier, capacity, grade):
+    ran = kvtiers("doctor", f"{tier.url}&capacity={capacity}", "--json").json
+    (bound,) = [c for c in ran["checks"] if c["check"] == "capacity"]
+    assert bound["grade"] == grade
+    assert ("less than 32 chunks" in (bound["remedy"] or "")) == (grade == "fail")
+    assert objchecks.check_bound(1 << 30, 2 << 30, None).grade.value == "warn"
+
+
 @pytest.mark.parametrize("grade", ["ok", "fail"])
 def test_doctor_looks_at_configured_buckets(tier, tmp_path, grade):
     url = tier.where if grade == "ok" else "s3://no-such-bucket/x"

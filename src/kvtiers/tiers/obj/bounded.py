@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from kvtiers.chunks import PAGE_BYTES
+from kvtiers.chunks import PAGE_BYTES, ChunkLayout
 from kvtiers.errors import Kind, KVTiersError, Retry
-from kvtiers.tiers.base import StoreContext, Usage
+from kvtiers.tiers.base import Usage
 from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.obj.client import Client
 from kvtiers.tiers.obj.maintain import maintain
@@ -16,9 +16,9 @@ from kvtiers.tiers.places import Aim, Report
 _LEAST_CHUNKS = 32
 
 
-def refuse_too_small(context: StoreContext, capacity_bytes: int) -> None:
+def refuse_too_small(layout: ChunkLayout, capacity_bytes: int) -> None:
     """Raise ConfigError if hardly any chunk fits into the bound."""
-    least = _LEAST_CHUNKS * (context.layout.slot_bytes + PAGE_BYTES)
+    least = _LEAST_CHUNKS * (layout.slot_bytes + PAGE_BYTES)
     require(
         capacity_bytes >= least,
         "capacity_bytes",

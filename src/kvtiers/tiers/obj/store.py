@@ -51,7 +51,7 @@ class ObjStore:
         self._context = context
         self._client = client
         if capacity_bytes is not None:
-            refuse_too_small(context, capacity_bytes)
+            refuse_too_small(context.layout, capacity_bytes)
         self._id = context.namespace.id
         self._pack_below = pack_below_bytes
         self._closed = False
