@@ -12,8 +12,9 @@ from tests.servers import seaweedfs  # noqa: E402
 
 
 @pytest.fixture(scope="session")
-def _seaweedfs() -> Iterator[seaweedfs.SeaweedFS]:
-    with seaweedfs.seaweedfs() as server:
+def _seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweedfs.SeaweedFS]:
+    root = tmp_path_factory.mktemp("seaweedfs")  # what a killed session leaves goes with later ones
+    with seaweedfs.seaweedfs(str(root)) as server:
         yield server
 
 
