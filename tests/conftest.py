@@ -1,5 +1,5 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    "tests.crash", "tests.laws", "tests.model", "tests.unit"
+    "tests.crash", "tests.laws", "tests.model", "tests.servers", "tests.unit"
 )  # also under python -O
