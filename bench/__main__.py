@@ -1,6 +1,6 @@
 """All figures, or those of one part.
 
-    python -m bench [--only import|manager|copy|ttft|io|fs|log] [--json FILE] [--root DIR]
+    python -m bench [--only import|manager|copy|ttft|io|kv|fs|log] [--json FILE] [--root DIR]
                     [--model DIR] [--tiny]
 
 Each part runs in processes of its own, one after the other, and prints its lines as they come. At
@@ -68,12 +68,17 @@ def _copy(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.copy", *_tiny(given)]]
 
 
+def _kv(given: argparse.Namespace) -> list[list[str]]:
+    return [["bench.kv", *_tiny(given)]]
+
+
 PARTS: dict[str, Commands] = {
     "import": _import,
     "manager": _manager,
     "copy": _copy,
     "ttft": _ttft,
     "io": _io,
+    "kv": _kv,
     "fs": _fs,
     "log": _log,
 }

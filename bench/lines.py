@@ -34,6 +34,7 @@ GOALS: dict[str, tuple[str, float]] = {
     "RATIO fs.log.read.64KiB": (">=", 1.5),
     "RATIO fs.log.": (">=", 1.0),
     "LIMIT fs.log.": (">=", 0.8),
+    "LIMIT kv.": (">=", 0.85),
     "COST fs.log.index_bytes": ("<=", 200.0),
     "COST fs.log.open_s": ("<=", 2.0),
     "COST fs.log.open_killed_s": ("<=", 10.0),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench import copy, flat, fs_files, fs_log, imports, io_steps, manager, ttft
+from bench import copy, flat, fs_files, fs_log, imports, io_steps, kv, manager, ttft
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
 
 OPERATIONS = (
@@ -76,6 +76,14 @@ def test_fs_files(tmp_path, monkeypatch):
         "RATIO fs.files.lookup",
     }
     assert "fs.files" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
+
+
+def test_kv(capsys):
+    kv.measure(2, kv.TINY_BYTES)
+    names = {f"kv.{act}{size}" for act in ("put", "get") for size in ("", ".2MiB")}
+    lines = printed(capsys)
+    assert figures_of(lines).keys() == {f"LIMIT {name}" for name in names}
+    assert {name for kind, name, _ in remarks_in(lines) if kind == "RATE"} == names
 
 
 @pytest.mark.parametrize(("layout", "name"), [("files", "io"), ("log", "io_log")])

@@ -134,7 +134,7 @@ class ClusterServers:
         pool = self._server(host).pool
         connection = pool.get_connection()
         try:
-            connection.send_packed_command([_SLOTS])
+            connection.send([_SLOTS])
             return connection.receive(None)
         except ResponseError:
             raise

@@ -4,7 +4,7 @@ Everything is sent before the first reply is waited for. What a server says goes
 error too; what becomes of a connection goes to all calls that were waiting for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,7 +46,9 @@ class Call:
     """One command about the key ``name``, and what became of it."""
 
     name: bytes
-    pieces: Sequence[Piece]
+    pieces: Callable[[], Iterable[Piece]]
+    """What is to be sent, made as it is sent: then a checksum has just brought it into the cache.
+    Must not raise."""
     targets: list[memoryview] | None = None
     """Where a value goes; see :meth:`~kvtiers.tiers.kv.wire.Wire.receive`."""
     server: Server | None = None
@@ -55,11 +57,6 @@ class Call:
     """The server is about to take over the slot."""
     reply: Any = field(default=None, repr=False)
     """Or a KVTiersError."""
-
-    @property
-    def bytes(self) -> int:
-        """What it sends and what it is to bring."""
-        return sum(map(len, self.pieces)) + sum(map(len, self.targets or ()))
 
 
 class Servers(Protocol):
@@ -143,24 +140,24 @@ class _Talk:
     def send(self) -> None:
         try:
             self._connection = self._server.pool.get_connection()
-            self._connection.send_packed_command(self._pieces())
+            self._connection.send(self._pieces())
         except (RedisError, OSError) as e:
             self._give_up(e, self.calls)
 
-    def _pieces(self) -> list[Piece]:
+    def _pieces(self) -> Iterator[Piece]:
         """Of all calls; each costs a system call, so words between two values become one."""
-        pieces: list[Piece] = []
         words: list[bytes] = []
         for call in self.calls:
             if call.asking:
                 words.append(_ASKING)
-            for piece in call.pieces:
+            for piece in call.pieces():
                 if isinstance(piece, bytes):
                     words.append(piece)
                     continue
-                pieces += [b"".join(words), piece]
+                yield b"".join(words)
+                yield piece
                 words = []
-        return [*pieces, b"".join(words)]
+        yield b"".join(words)
 
     def receive(self) -> None:
         connection = self._connection

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.base import Usage
 from kvtiers.tiers.kv.exchange import Call, Servers, exchange
-from kvtiers.tiers.kv.wire import command
+from kvtiers.tiers.kv.wire import asking
 
-_INFO = command(b"INFO", b"memory")
+_INFO = asking(b"INFO", b"memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Memory:
 
 def ask(servers: Servers, operation: str) -> list[Memory]:
     """What each server says. Raises KVTiersError, the first if several do not answer."""
-    calls = [Call(b"", [_INFO], server=server) for server in servers.all()]
+    calls = [Call(b"", _INFO, server=server) for server in servers.all()]
     exchange(servers, calls, operation)
     for call in calls:
         if isinstance(call.reply, KVTiersError):

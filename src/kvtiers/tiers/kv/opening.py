@@ -72,7 +72,7 @@ def _ask(server: Server, *words: bytes) -> Any:
     """The reply to one command. Raises errors of redis-py."""
     connection = server.pool.get_connection()
     try:
-        connection.send_packed_command([command(*words)])
+        connection.send([command(*words)])
         return connection.receive(None)
     except RedisError:
         connection.disconnect()

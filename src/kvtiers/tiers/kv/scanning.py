@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from kvtiers.errors import KVTiersError
 from kvtiers.tiers.kv.exchange import Call, Server, Servers, exchange
-from kvtiers.tiers.kv.wire import command
+from kvtiers.tiers.kv.wire import asking
 
 _COUNT = b"512"
 """Keys that a server looks at in one step: others wait for so long."""
@@ -18,8 +18,8 @@ def names_at(servers: Servers, server: Server, pattern: bytes) -> Iterator[bytes
     """Every key that matches, perhaps twice. Raises KVTiersError."""
     cursor = b"0"
     while True:
-        words = command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _COUNT)
-        call = Call(b"", [words], server=server)
+        words = asking(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _COUNT)
+        call = Call(b"", words, server=server)
         exchange(servers, [call], "scan")
         if isinstance(call.reply, KVTiersError):
             raise call.reply

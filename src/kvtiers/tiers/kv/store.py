@@ -9,6 +9,7 @@ server's choice.
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError, closed
@@ -24,7 +25,7 @@ from kvtiers.tiers.kv.names import Names
 from kvtiers.tiers.kv.options import KvOptions
 from kvtiers.tiers.kv.servers import servers_of
 from kvtiers.tiers.kv.uses import Uses
-from kvtiers.tiers.kv.wire import Piece, command, command_with_value
+from kvtiers.tiers.kv.wire import Piece, asking, command_with_value
 
 _log = logging.getLogger("kvtiers")
 
@@ -48,6 +49,7 @@ class KvStore:
         self._names = Names(options.prefix, self._id)
         self._address = parse_address(options.url)
         self._ttl = None if options.ttl_s is None else b"%d" % round(options.ttl_s)
+        self._expiry = () if self._ttl is None else (b"EX", self._ttl)
         self._capacity = options.capacity_bytes
         self._batch_bytes = options.max_batch_bytes
         self._uses = Uses()
@@ -93,18 +95,16 @@ class KvStore:
         return [end if isinstance(end, KVTiersError) else None for end in ends]
 
     def _set(self, item: Item) -> Call | KVTiersError:
-        try:
-            page = record.pack(item.key, self._id, item.view)
-        except KVTiersError as e:
-            return e.with_traceback(None)
+        if len(item.key) > record.MAX_KEY_BYTES:
+            return record.key_too_long(item.key)
         if not self._bound.take(item.view.nbytes):
             return self._bound.full()
-        header, name = record.shorten(page, item.key), self._names.of(item.key)
-        return Call(name, self._set_to(name, [header, item.view]))
+        name = self._names.of(item.key)
+        return Call(name, partial(self._to_set, name, item))
 
-    def _set_to(self, name: bytes, value: Sequence[Piece]) -> list[Piece]:
-        expiry = () if self._ttl is None else (b"EX", self._ttl)
-        return command_with_value([b"SET", name], value, expiry)
+    def _to_set(self, name: bytes, item: Item) -> list[Piece]:
+        header = record.shorten(record.pack(item.key, self._id, item.view), item.key)
+        return command_with_value([b"SET", name], [header, item.view], self._expiry)
 
     def read(self, items: Sequence[Item]) -> list[KVTiersError | None]:
         """Receive each value into its view and verify it; what fails verification is deleted."""
@@ -188,7 +188,7 @@ class KvStore:
 
     def _call(self, key: Key, verb: bytes) -> Call:
         name = self._names.of(key)
-        return Call(name, [command(verb, name)])
+        return Call(name, asking(verb, name))
 
     def _exchange(self, calls: Sequence[Call], operation: str) -> None:
         """Make the calls, and those that are due beside them."""
@@ -209,13 +209,14 @@ class KvStore:
         if self._manifest_at is not None and now < self._manifest_at + _MANIFEST_S:
             return []
         name = self._names.manifest
-        return [Call(name, self._set_to(name, [self._context.namespace.manifest().encode()]))]
+        manifest = self._context.namespace.manifest().encode()
+        return [Call(name, asking(b"SET", name, manifest, *self._expiry))]
 
     def _touches(self) -> list[Call]:
         names = map(self._names.of, self._uses.take())
         if self._ttl is None:
-            return [Call(name, [command(b"TOUCH", name)]) for name in names]
-        return [Call(name, [command(b"EXPIRE", name, self._ttl)]) for name in names]
+            return [Call(name, asking(b"TOUCH", name)) for name in names]
+        return [Call(name, asking(b"EXPIRE", name, self._ttl)) for name in names]
 
     def _batches(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """Runs of up to ``max_batch_bytes``, or of one chunk."""

@@ -8,7 +8,7 @@ https://redis.io/docs/latest/develop/reference/protocol-spec/.
 
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,8 +21,16 @@ Piece = bytes | memoryview
 
 _AHEAD = 16 << 10
 """Bytes to ask for when a line is waited for: what follows it comes along, and is copied."""
+_TOGETHER_BYTES, _TOGETHER = 1 << 17, 256
+"""So many bytes, or pieces, go with one system call, or one piece that is larger."""
 _WASTE = 1 << 16
 """Bytes of an unwanted value that are in memory at a time."""
+
+
+def asking(*words: bytes) -> Callable[[], list[Piece]]:
+    """What makes a command that has no value: it is made at once."""
+    made: list[Piece] = [command(*words)]
+    return lambda: made
 
 
 def command(*words: bytes) -> bytes:
@@ -149,8 +157,8 @@ class _Parser(_RESP2Parser):
 class Wire(Protocol):
     """A connection of redis-py as it is used here."""
 
-    def send_packed_command(self, command: Sequence[Piece]) -> None:
-        """Send all pieces. Raises errors of redis-py."""
+    def send(self, pieces: Iterable[Piece]) -> None:
+        """Send all pieces. Raises errors of redis-py, and OSError."""
 
     def receive(self, targets: list[memoryview] | None) -> Any:
         """The next reply: None, an int, bytes or a list.
@@ -164,6 +172,16 @@ class Wire(Protocol):
         """Close it; it connects again when it is used."""
 
 
+def _send_all(sock: socket.socket, pieces: list[Piece]) -> None:
+    views = [memoryview(piece) for piece in pieces if piece]
+    while views:
+        sent = sock.sendmsg(views)
+        while views and sent >= len(views[0]):
+            sent -= len(views.pop(0))
+        if sent:
+            views[0] = views[0][sent:]
+
+
 @dataclass(slots=True, eq=False)
 class Life:
     """Whether those who share it may still connect."""
@@ -175,6 +193,9 @@ class _Receiving:
     """What is added to each kind of connection."""
 
     _parser: Any
+    _sock: Any
+    _gathers = True
+    """Whether several pieces can be sent by one system call."""
 
     def __init__(self, *, life: Life, **keywords: Any) -> None:
         self._life = life
@@ -190,6 +211,22 @@ class _Receiving:
         if self._life.over:
             self.disconnect()  # type: ignore[attr-defined]
             raise Disconnected("the tier was closed")
+
+    def send(self, pieces: Iterable[Piece]) -> None:
+        if not self._gathers:
+            self.send_packed_command(pieces)  # type: ignore[attr-defined]
+            return
+        if self._sock is None:
+            self.connect_check_health()
+        together: list[Piece] = []
+        size = 0
+        for piece in pieces:
+            together.append(piece)
+            size += len(piece)
+            if size >= _TOGETHER_BYTES or len(together) == _TOGETHER:
+                _send_all(self._sock, together)
+                together, size = [], 0
+        _send_all(self._sock, together)
 
     def receive(self, targets: list[memoryview] | None) -> Any:
         self._parser._buffer.targets = targets
@@ -208,6 +245,8 @@ class TcpWire(_Receiving, Connection):
 class TlsWire(_Receiving, SSLConnection):
     """Over TLS."""
 
+    _gathers = False
+
 
 class UnixWire(_Receiving, UnixDomainSocketConnection):
     """Through a socket of this machine."""
@@ -219,6 +258,8 @@ class SentinelWire(_Receiving, SentinelManagedConnection):
 
 class SentinelTlsWire(_Receiving, SentinelManagedSSLConnection):
     """Over TLS, to whomever Sentinel names."""
+
+    _gathers = False
 
 
 PARSER = _Parser

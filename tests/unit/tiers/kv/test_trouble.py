@@ -165,8 +165,8 @@ def test_something_else_that_listens_there_is_refused(opened):
     def greet() -> None:
         connection, _ = listener.accept()
         with connection:
-            connection.sendall(b"220 mail.example ESMTP\r\n")
             connection.recv(1 << 16)
+            connection.sendall(b"500 what did you say?\r\n")
 
     threading.Thread(target=greet, daemon=True).start()
     with pytest.raises(ConfigError, match="which is no Redis or Valkey server"):
