@@ -1,6 +1,6 @@
 """The ``kv`` tier on a Valkey of its own, against a bare loop of the same client library.
 
-    PYTHONPATH=src .venv/bin/python -m bench.kv [--rounds 9] [--tiny]
+    PYTHONPATH=src .venv/bin/python -m bench.kv [--rounds 7] [--tiny]
 
 The tier is driven as an engine drives it: jobs of 16 MiB, divided over its lanes. The bare loop has
 as many connections, and sends as many chunks with each pipeline; it knows no header, no checksum
@@ -38,7 +38,7 @@ SLICE_BYTES = JOB_BYTES // LANES
 """What ours sends over one connection at a time, and so the bare loop."""
 SIZES = {"": 256 << 10, ".2MiB": 2 << 20}
 ROUND_BYTES, TINY_BYTES = 1 << 28, 1 << 25
-ROUNDS = 9
+ROUNDS = 7
 ACTS = ("put", "put", "get")
 """Of a round. Putting takes a fraction of the time, and its ratio is the one in doubt."""
 PATIENCE_S = 60.0

@@ -35,5 +35,20 @@ class TestExpiringKv(TestKv):
     options = {"ttl_s": 600, "max_batch_bytes": 1}
 
 
+class TestKvOnACluster(TestKv):
+    """Of three servers, each with a part of every call."""
+
+    def url(self):
+        return valkey.shared_cluster().url
+
+    def peek(self, store, name):
+        with valkey.shared_cluster().admin() as client:
+            return client.get(store._names.of(name))
+
+    def seed(self, store, name, record):
+        with valkey.shared_cluster().admin() as client:
+            client.set(store._names.of(name), record)
+
+
 class TestKvTier(StoreTierLaws):
     store_laws = TestKv

@@ -120,7 +120,9 @@ class Valkey:
 
     def follows(self) -> bool:
         """Whether it is a replica that has all of its primary."""
-        return self.do("INFO", "replication").get("master_link_status") == "up"
+        with contextlib.suppress(redis.RedisError, OSError):  # who changes sides hangs up
+            return self.do("INFO", "replication").get("master_link_status") == "up"
+        return False
 
     def new_prefix(self) -> str:
         """How names begin that nobody used yet."""
@@ -197,6 +199,10 @@ class Cluster:
         """It names the first primary only."""
         return f"redis+cluster://{self.primaries[0].host}"
 
+    def admin(self) -> redis.RedisCluster:
+        """A plain client, to look behind a store's back."""
+        return redis.RedisCluster("127.0.0.1", self.primaries[0].port, protocol=2)
+
     def id_of(self, node: Valkey) -> str:
         """What other nodes call it."""
         return node.do("CLUSTER", "MYID").decode()
@@ -253,6 +259,14 @@ def cluster(n_primaries: int = 3, n_replicas: int = 0, **options: object) -> Ite
         yield made
 
 
+@functools.cache
+def shared_cluster() -> Cluster:
+    """As ``shared``, for whoever needs several servers."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(cluster(maxmemory="300mb", maxmemory_policy="allkeys-lru"))
+
+
 class Watched:
     """A primary, its replica, and the Sentinel that makes the one the other."""
 
@@ -266,6 +280,19 @@ class Watched:
     def url(self) -> str:
         """Of the service."""
         return f"redis+sentinel://127.0.0.1:{self._port}/{self.service}"
+
+    def switch(self) -> None:
+        """Let the replica take over, with both of them alive, once it is fit for that."""
+
+        def agrees() -> bool:
+            with (
+                contextlib.suppress(redis.ResponseError),
+                redis.Redis(port=self._port, protocol=2) as client,
+            ):
+                return bool(client.execute_command("SENTINEL", "FAILOVER", self.service))
+            return False
+
+        wait_until(agrees, "Sentinel finds the replica fit")
 
     def leader(self) -> int:
         """The port of whom Sentinel calls the primary."""

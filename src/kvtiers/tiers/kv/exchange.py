@@ -79,14 +79,21 @@ class Servers(Protocol):
 
 
 def exchange(servers: Servers, calls: Sequence[Call], operation: str) -> None:
-    """Make all calls; each has its reply then, or its error. Raises nothing."""
+    """Make all calls; each has its reply then, or its error.
+
+    Raises only what making a call raises, such as memory that is gone.
+    """
     waiting = list(calls)
     for _ in range(1 + _REDIRECTS):
         talks = _assigned(servers, waiting, operation)
-        for talk in talks:
-            talk.send()
-        for talk in talks:
-            talk.receive()
+        try:
+            for talk in talks:
+                talk.send()
+            for talk in talks:
+                talk.receive()
+        finally:
+            for talk in talks:
+                talk.hang_up()
         waiting = [call for call in waiting if _follow(servers, call, operation)]
         if not waiting:
             return
@@ -169,10 +176,15 @@ class _Talk:
             except (RedisError, OSError) as e:
                 self._give_up(e, self.calls[done:])
                 return
-            except BaseException:
-                self._give_up(OSError("it was interrupted"), self.calls[done:])
-                raise
+        self._connection = None
         self._server.pool.release(connection)
+
+    def hang_up(self) -> None:
+        """Give back a connection over which not all was said, closed: something was raised."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+            self._server.pool.release(connection)
 
     def _reply(self, connection: Wire, call: Call) -> Any:
         try:
@@ -185,10 +197,7 @@ class _Talk:
             return explained(e, self._operation, self._server.name)
 
     def _give_up(self, error: Exception, calls: Sequence[Call]) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()
-            self._server.pool.release(connection)
+        self.hang_up()
         self._servers.failed(self._server)
         for call in calls:
             call.reply = explained(error, self._operation, self._server.name)

@@ -6,6 +6,8 @@ import pytest
 
 from kvtiers.errors import ConfigError, Kind
 from kvtiers.events import Reason
+from kvtiers.tiers.kv.memory import Bound
+from kvtiers.tiers.kv.uses import Uses
 from tests.unit.tiers.tier_kit import CHUNK, key
 
 MANY = 600
@@ -57,7 +59,7 @@ def test_a_bound_of_ours_holds_where_the_server_has_none(server, opened):
     assert "as much as capacity_bytes" in str(one.failure())
     assert server.do("INFO", "memory")["used_memory"] < used + 150 * CHUNK
     assert one.store.usage().capacity_bytes == used + 100 * CHUNK
-    server.do("FLUSHALL")
+    server.do("FLUSHALL", "SYNC")
     one.store.usage()
     assert one.write(1) == [None]
 
@@ -92,3 +94,17 @@ def test_a_bound_that_cannot_be_looked_at_is_refused(server, opened):
     with pytest.raises(ConfigError, match=r"capacity_bytes cannot be kept: .* NOPERM"):
         opened(url=server.url, capacity_bytes=1 << 30)
     assert opened(url=server.url).write(1) == [None]
+
+
+def test_what_is_checked_of_bounds_can_fail():
+    bound, uses = Bound(1), Uses()
+    uses.note([key(n % 9) for n in range(70_000)])
+    bound.check()
+    uses.check()
+    assert len(uses.take()) == 9
+    bound._used = -1
+    with pytest.raises(AssertionError, match="less than nothing"):
+        bound.check()
+    uses._noted = range(70_000)
+    with pytest.raises(AssertionError, match="more uses are noted"):
+        uses.check()

@@ -1,5 +1,6 @@
 """Options of the kv tier, and where its secrets come from."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -83,6 +84,11 @@ def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     assert str(refused.value) == (
         'type is "kv", which needs redis-py 8, which is not installed: pip install "kvtiers[kv]"'
     )
+
+
+def test_nobody_pays_for_the_client_who_does_not_use_it() -> None:
+    told = "import sys, kvtiers.tiers, kvtiers.demo.main; sys.exit('redis' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], check=False).returncode == 0
 
 
 def test_another_version_of_its_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,21 @@ def test_the_primary_changes_and_is_found_again(opened):
         valkey.wait_until(lambda: one.read(1, 2) == [None, None], "the new primary is found")
         assert watched.leader() == watched.replica.port
         assert one.write(3) == [None]
-        watched.primary.start()  # it comes back as a replica
-        valkey.wait_until(watched.primary.follows, "the old primary follows the new one")
-        assert one.write(4) == [None]
-        assert one.read(1, 2, 3, 4) == [None] * 4
+        assert one.read(1, 2, 3) == [None] * 3
+
+
+def test_a_primary_that_has_to_follow_another_is_left(opened):
+    """It goes on answering, and would refuse every write."""
+    with valkey.watched() as watched:
+        one = opened(url=watched.url)
+        assert one.write(1) == [None]
+        valkey.wait_until(lambda: watched.replica.do("DBSIZE") == 2, "the replica has all")
+        watched.switch()
+        valkey.wait_until(lambda: watched.leader() == watched.replica.port, "it leads")
+        watched.primary.do("REPLICAOF", "127.0.0.1", watched.replica.port)  # as Sentinel will do
+        valkey.wait_until(lambda: one.write(2) == [None], "the new primary is written to")
+        assert watched.replica.do("EXISTS", one.name(2)) == 1
+        assert one.read(1, 2) == [None] * 2
 
 
 def test_an_unknown_service_costs_misses(opened, caplog):

@@ -10,11 +10,11 @@ import redis
 
 from kvtiers.chunks import Lookup
 from kvtiers.errors import ConfigError, Kind, Retry
-from kvtiers.tiers.base import StoreContext
+from kvtiers.tiers.base import Item, StoreContext
 from kvtiers.tiers.kv import KvOptions, build
 from kvtiers.tiers.lanes import Inbox
 from tests.servers import valkey
-from tests.unit.tiers.tier_kit import LAYOUT, NAMESPACE, Bench, ManualClock, key, payload
+from tests.unit.tiers.tier_kit import LAYOUT, NAMESPACE, Bench, ManualClock, filled, key, payload
 
 HIT, MISS = Lookup.HIT, Lookup.MISS
 
@@ -84,6 +84,18 @@ def test_calls_to_a_server_that_hangs_end_in_time_and_say_so(server, opened):
         assert time.monotonic() - began < 10
     assert one.read(1) == [None]  # nothing of the calls before is taken for its answer
     assert one.contains(1, 99) == [True, False]
+
+
+def test_memory_that_is_gone_spoils_no_connection(opened):
+    one = opened()
+    one.write(1)
+    gone = filled(2)
+    gone.release()
+    with pytest.raises(ValueError, match="released"):
+        one.store.write([Item(key(1), filled(1)), Item(key(2), gone)])
+    assert one.read(1) == [None]
+    assert one.write(2) == [None]
+    assert one.read(2, 1) == [None, None]
 
 
 def test_a_tier_goes_on_while_its_server_hangs(server):
