@@ -23,6 +23,7 @@ _AHEAD = 16 << 10
 """Bytes to ask for when a line is waited for: what follows it comes along, and is copied."""
 _TOGETHER_BYTES, _TOGETHER = 1 << 17, 256
 """So many bytes, or pieces, go with one system call, or one piece that is larger."""
+_CLOSED = "the tier was closed"
 _WASTE = 1 << 16
 """Bytes of an unwanted value that are in memory at a time."""
 
@@ -210,32 +211,38 @@ class _Receiving:
     def _refuse_if_over(self) -> None:
         if self._life.over:
             self.disconnect()  # type: ignore[attr-defined]
-            raise Disconnected("the tier was closed")
+            raise Disconnected(_CLOSED)
 
     def send(self, pieces: Iterable[Piece]) -> None:
         if not self._gathers:
             self.send_packed_command(pieces)  # type: ignore[attr-defined]
             return
-        if self._sock is None:
-            self.connect_check_health()
+        sock = self._sock
+        if sock is None:
+            raise Disconnected(_CLOSED)
         together: list[Piece] = []
         size = 0
         for piece in pieces:
             together.append(piece)
             size += len(piece)
             if size >= _TOGETHER_BYTES or len(together) == _TOGETHER:
-                _send_all(self._sock, together)
+                _send_all(sock, together)
                 together, size = [], 0
-        _send_all(self._sock, together)
+        _send_all(sock, together)
 
     def receive(self, targets: list[memoryview] | None) -> Any:
-        self._parser._buffer.targets = targets
+        buffer = self._parser._buffer
+        if buffer is None:
+            raise Disconnected(_CLOSED)
+        buffer.targets = targets
         try:
             return self.read_response(disable_decoding=True)  # type: ignore[attr-defined]
+        except AttributeError:  # closed by another thread, and the parser has no buffer any more
+            if self._parser._buffer is None:
+                raise Disconnected(_CLOSED) from None
+            raise
         finally:
-            buffer = self._parser._buffer
-            if buffer is not None:
-                buffer.targets = None
+            buffer.targets = None
 
 
 class TcpWire(_Receiving, Connection):
