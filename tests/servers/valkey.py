@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -272,9 +273,11 @@ class Watched:
 
     service = "kvtiers-tests"
 
-    def __init__(self, primary: Valkey, replica: Valkey, sentinel_port: int) -> None:
+    def __init__(
+        self, primary: Valkey, replica: Valkey, sentinel_port: int, password: str | None
+    ) -> None:
         self.primary, self.replica = primary, replica
-        self._port = sentinel_port
+        self._port, self._password = sentinel_port, password
 
     @property
     def url(self) -> str:
@@ -285,32 +288,34 @@ class Watched:
         """Let the replica take over, with both of them alive, once it is fit for that."""
 
         def agrees() -> bool:
-            with (
-                contextlib.suppress(redis.ResponseError),
-                redis.Redis(port=self._port, protocol=2) as client,
-            ):
-                return bool(client.execute_command("SENTINEL", "FAILOVER", self.service))
+            with contextlib.suppress(redis.ResponseError):
+                return bool(self.ask("FAILOVER"))
             return False
 
         wait_until(agrees, "Sentinel finds the replica fit")
 
     def leader(self) -> int:
         """The port of whom Sentinel calls the primary."""
-        with redis.Redis(port=self._port, protocol=2) as client:
-            return int(
-                client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)[1]
-            )
+        return int(self.ask("GET-MASTER-ADDR-BY-NAME")[1])
+
+    def ask(self, word: str) -> Any:
+        """What Sentinel says about the service."""
+        never = Retry(NoBackoff(), 0)
+        with redis.Redis(
+            port=self._port, protocol=2, password=self._password, retry=never
+        ) as client:
+            return client.execute_command("SENTINEL", word, self.service)
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Watched]:
-    """Three processes, gone afterwards."""
+def watched(password: str | None = None) -> Iterator[Watched]:
+    """Three processes, gone afterwards. ``password``: what Sentinel asks for."""
     with _folder() as folder, contextlib.ExitStack() as stack:
         primary = _started(folder, stack, {})
         replica = _started(folder, stack, {"replicaof": f'127.0.0.1" "{primary.port}'})
         wait_until(replica.follows, "the replica follows")
         (port,) = free_ports(1)
-        made = Watched(primary, replica, port)
+        made = Watched(primary, replica, port, password)
         home = folder / "sentinel"
         home.mkdir()
         config = home / "sentinel.conf"
@@ -321,12 +326,12 @@ def watched() -> Iterator[Watched]:
             f"sentinel failover-timeout {made.service} 2000\n"
         )
 
+        if password is not None:
+            config.write_text(f"{config.read_text()}requirepass {password}\n")
+
         def knows_both() -> bool:
-            with (
-                contextlib.suppress(redis.RedisError, OSError),
-                redis.Redis(port=port, protocol=2, retry=Retry(NoBackoff(), 0)) as client,
-            ):
-                return bool(client.execute_command("SENTINEL", "REPLICAS", made.service))
+            with contextlib.suppress(redis.RedisError, OSError):
+                return bool(made.ask("REPLICAS"))
             return False
 
         process = ServerProcess(

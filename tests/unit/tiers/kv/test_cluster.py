@@ -8,6 +8,7 @@ from redis.crc import key_slot
 
 from kvtiers.errors import ConfigError, Kind
 from tests.servers import valkey
+from tests.unit.tiers.kv.test_login import NEEDED
 from tests.unit.tiers.tier_kit import CHUNK, key
 
 MANY = range(60)
@@ -53,6 +54,22 @@ def test_a_server_of_a_cluster_is_refused_as_a_single_one(cluster, opened):
 def test_a_single_server_is_refused_as_a_cluster(server, opened):
     with pytest.raises(ConfigError, match=r"is of no cluster: write redis://"):
         opened(url=f"redis+cluster://{server.host}")
+
+
+def test_a_user_with_the_rights_that_the_documents_name_is_enough(cluster, opened, tmp_path):
+    password = tmp_path / "password"
+    password.write_text("secret")
+    rights = f"{NEEDED} +cluster|slots +asking".split()
+    for node in cluster.nodes:
+        node.do("ACL", "SETUSER", "engine", "on", ">secret", *rights, "~ours:*")
+    one = opened(url=cluster.url, username="engine", password_file=str(password), prefix="ours")
+    assert one.write(*MANY) == [None] * 60
+    assert one.read(*MANY) == [None] * 60
+    assert len(list(one.store.scan())) == 60
+    one.store.usage()
+    for node in cluster.nodes:
+        with node.admin() as admin:
+            assert admin.acl_log() == []
 
 
 def test_slots_that_move_are_followed_chunk_by_chunk(cluster, opened):

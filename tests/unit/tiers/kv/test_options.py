@@ -9,8 +9,10 @@ import pytest
 from kvtiers.errors import ConfigError
 from kvtiers.tiers import check_tiers
 from kvtiers.tiers.kv import KvOptions, build
+from kvtiers.tiers.kv.address import parse_address
 from kvtiers.tiers.kv.options import secret
-from tests.unit.tiers.tier_kit import context
+from kvtiers.tiers.kv.servers import servers_of
+from tests.unit.tiers.tier_kit import ManualClock, context
 
 SENTINEL = "redis+sentinel://h/s"
 
@@ -95,3 +97,24 @@ def test_another_version_of_its_client_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("redis.__version__", "5.0.0")
     with pytest.raises(ConfigError, match=r"redis-py 8, of which 5\.0\.0 is installed"):
         build(context(), KvOptions(url="redis://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("url", "wire"),
+    [
+        ("redis://h", "TcpWire"),
+        ("rediss://h", "TlsWire"),
+        ("unix:///s", "UnixWire"),
+        ("redis+sentinel://h/s", "SentinelWire"),
+        ("rediss+sentinel://h/s", "SentinelTlsWire"),
+    ],
+)
+def test_each_scheme_has_its_kind_of_connection(url: str, wire: str) -> None:
+    options = KvOptions(url=url, n_read_threads=3, n_write_threads=2, timeout_s=7)
+    servers = servers_of(parse_address(url), options, ManualClock())
+    (server,) = servers.all()
+    connection = server.pool.make_connection()
+    assert type(connection).__name__ == wire
+    assert (connection.socket_timeout, connection.retry.get_retries()) == (7, 0)
+    assert server.pool.max_connections == 3 + 2 + options.max_replacement_threads + 4
+    servers.close()

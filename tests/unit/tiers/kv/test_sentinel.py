@@ -32,8 +32,12 @@ def test_a_primary_that_has_to_follow_another_is_left(opened):
         assert one.read(1, 2) == [None] * 2
 
 
-def test_an_unknown_service_costs_misses(opened, caplog):
-    with valkey.watched() as watched:
-        one = opened(url=watched.url + "x")
+def test_a_sentinel_that_asks_who_we_are_and_one_that_does_not_know(opened, caplog, tmp_path):
+    password = tmp_path / "password"
+    password.write_text("of-sentinel")
+    with valkey.watched("of-sentinel") as watched:
+        one = opened(url=watched.url, sentinel_password_file=str(password))
+        assert one.write(1) == [None]
+        other = opened(url=watched.url + "x", sentinel_password_file=str(password))
         assert "No master found for 'kvtiers-testsx'" in caplog.text
-        assert one.write(1) == [Kind.IO]
+        assert other.write(1) == [Kind.IO]
