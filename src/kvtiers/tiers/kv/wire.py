@@ -21,7 +21,7 @@ Piece = bytes | memoryview
 
 _AHEAD = 16 << 10
 """Bytes to ask for when a line is waited for: what follows it comes along, and is copied."""
-_TOGETHER_BYTES, _TOGETHER = 1 << 17, 256
+_TOGETHER_BYTES, _TOGETHER = 1 << 19, 256
 """So many bytes, or pieces, go with one system call, or one piece that is larger."""
 _CLOSED = "the tier was closed"
 _WASTE = 1 << 16
