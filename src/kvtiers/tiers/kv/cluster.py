@@ -29,7 +29,7 @@ class ClusterServers:
     """The primaries of a cluster. Any thread.
 
     ``hosts``: some of them, to ask at first; ``connect`` makes a server of a host, without
-    connecting, and ``disconnect`` closes what it has.
+    connecting, and ``disconnect`` closes what it has. ``trial_s``: a call ends within that.
     """
 
     def __init__(
@@ -38,12 +38,14 @@ class ClusterServers:
         connect: Callable[[Host], Server],
         disconnect: Callable[[Server], None],
         life: Life,
+        trial_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._hosts = tuple(hosts)
         self._connect = connect
         self._disconnect = disconnect
         self._life = life
+        self._trial_s = trial_s
         self._clock = clock
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
@@ -64,14 +66,28 @@ class ClusterServers:
         if host is None:
             self._stale = True
             raise _failure(f"slot {slot} of the cluster has no server: see to the cluster")
-        if self._clock() < self._out_until.get(host, 0.0):
-            raise _failure(f"{host_and_port(host)} could not be reached a moment ago")
+        self._refuse_if_out(host)
         return self._server(host)
 
     def all(self) -> list[Server]:
-        """The servers that have slots. Raises KVTiersError if they are not known."""
+        """The servers that have slots. Raises KVTiersError if one is out, or they are not known."""
         self._refresh()
-        return [self._server(host) for host in sorted({h for h in self._slots if h is not None})]
+        hosts = sorted({host for host in self._slots if host is not None})
+        for host in hosts:
+            self._refuse_if_out(host)
+        return [self._server(host) for host in hosts]
+
+    def _refuse_if_out(self, host: Host) -> None:
+        """Let one caller try a server that was left alone for long enough; no other meanwhile."""
+        if host not in self._out_until:
+            return
+        with self._lock:
+            now = self._clock()
+            if now >= self._out_until.get(host, now):
+                if host in self._out_until:
+                    self._out_until[host] = now + self._trial_s
+                return
+        raise _failure(f"{host_and_port(host)} could not be reached a moment ago")
 
     def moved(self, error: MovedError | AskError) -> Server:
         """Who is named by an error, which is remembered if it is for good."""
@@ -90,6 +106,14 @@ class ClusterServers:
             for host, known in self._servers.items():
                 if known is server:
                     self._out_until[host] = self._clock() + _PAUSE_S
+
+    def worked(self, server: Server) -> None:
+        """It answered: it is left alone no more."""
+        if self._out_until:
+            with self._lock:
+                for host, known in self._servers.items():
+                    if known is server:
+                        self._out_until.pop(host, None)
 
     def close(self) -> None:
         """Close all connections, for good."""

@@ -74,6 +74,9 @@ class Servers(Protocol):
     def failed(self, server: Server) -> None:
         """A connection to it was lost, or never came to be."""
 
+    def worked(self, server: Server) -> None:
+        """It answered all that it was asked."""
+
     def close(self) -> None:
         """Close all connections, those in use as well, for good."""
 
@@ -178,6 +181,7 @@ class _Talk:
                 return
         self._connection = None
         self._server.pool.release(connection)
+        self._servers.worked(self._server)
 
     def hang_up(self) -> None:
         """Give back a connection over which not all was said, closed: something was raised."""

@@ -44,6 +44,9 @@ class OneServer:
     def failed(self, server: Server) -> None:
         """The tier's breaker leaves it alone."""
 
+    def worked(self, server: Server) -> None:
+        """The tier's breaker hears of it."""
+
     def close(self) -> None:
         """Close all connections, also to Sentinel."""
         self.life.over = True
@@ -64,6 +67,7 @@ def servers_of(address: Address, options: KvOptions, clock: Callable[[], float])
             lambda host: _server(kind, host, {**common, **tls}),
             _disconnect,
             life,
+            options.connect_timeout_s + options.timeout_s,
             clock,
         )
     common["db"] = address.db

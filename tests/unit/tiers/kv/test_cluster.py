@@ -134,7 +134,12 @@ def test_a_server_that_hangs_does_not_hold_up_the_others_for_long(cluster, opene
         assert set(kinds) == {None, Kind.TIMEOUT}
         again = one.read(*MANY)  # it is left alone for a moment
         assert [kind and Kind.IO for kind in kinds] == again
+        with pytest.raises(Exception, match="could not be reached a moment ago"):
+            one.store.usage()
+        one.clock.advance(1.1)
+        assert one.read(*MANY).count(Kind.TIMEOUT) == 1  # one call tries it
     one.clock.advance(2)
+    assert one.read(*MANY).count(Kind.IO) == kinds.count(Kind.TIMEOUT) - 1  # and now it answers
     assert one.read(*MANY) == [None] * 60
 
 
