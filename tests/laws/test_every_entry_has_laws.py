@@ -7,9 +7,9 @@ from kvtiers.testing import PolicyLaws, StoreLaws, StoreTierLaws
 from kvtiers.testing.bench import Environment
 from kvtiers.testing.values import NAMESPACE
 from kvtiers.tiers import TIER_TYPES
-from tests.laws import test_fs, test_memory, test_obj, test_policies
+from tests.laws import test_fs, test_kv, test_memory, test_obj, test_policies
 
-MODULES = (test_fs, test_memory, test_obj, test_policies)
+MODULES = (test_fs, test_kv, test_memory, test_obj, test_policies)
 
 
 def laws_classes(family):

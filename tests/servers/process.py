@@ -98,6 +98,12 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
 
+    def signal(self, number: int) -> None:
+        """Send it a signal. Fails if it does not run."""
+        assert self._process is not None, f"{self!r} cannot be signalled"
+        assert self.alive, f"{self!r} cannot be signalled"
+        self._process.send_signal(number)
+
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         end = time.monotonic() + self._ready_s
         while not self._ready():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench import copy, flat, fs_files, fs_log, imports, io_steps, manager, obj, ttft
+from bench import copy, flat, fs_files, fs_log, imports, io_steps, kv, manager, obj, ttft
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
 
 OPERATIONS = (
@@ -91,6 +91,14 @@ def test_obj_beside_obstore_and_boto3(capsys, tmp_path, s3):
         packed, unpacked = map(float, counted[f"obj.requests.{act}"])
         assert packed < unpacked
     assert list(tmp_path.iterdir()) == []
+
+
+def test_kv(capsys):
+    kv.measure(2, kv.TINY_BYTES)
+    names = {f"kv.{act}{size}" for act in ("put", "get") for size in ("", ".2MiB")}
+    lines = printed(capsys)
+    assert figures_of(lines).keys() == {f"LIMIT {name}" for name in names}
+    assert {name for kind, name, _ in remarks_in(lines) if kind == "RATE"} == names
 
 
 @pytest.mark.parametrize(("layout", "name"), [("files", "io"), ("log", "io_log")])

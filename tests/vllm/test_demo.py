@@ -6,7 +6,7 @@ import pytest
 
 from kvtiers.demo.history import build_history
 from kvtiers.demo.passes import Stage, run_pass
-from kvtiers.demo.plan import Break, Mode, read_geometry
+from kvtiers.demo.plan import Break, Mode, disk_tier, read_geometry
 from kvtiers.demo.progress import Progress
 from kvtiers.demo.records import PassRecord
 from kvtiers.demo.verdict import judge
@@ -18,7 +18,7 @@ MODEL = Path(__file__).resolve().parents[2] / ".models" / "SmolLM2-135M-Instruct
 def stage(tmp_path):
     logs, disk = tmp_path / "logs", tmp_path / "disk"
     logs.mkdir()
-    return Stage(MODEL, read_geometry(MODEL), logs, disk, Progress(1), Break.DISK)
+    return Stage(MODEL, read_geometry(MODEL), logs, disk, disk_tier(disk), Progress(1), Break.DISK)
 
 
 def test_spoiled_files_give_no_token_after_the_restart_and_the_verdict_is_failed(stage):

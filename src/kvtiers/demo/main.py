@@ -1,6 +1,7 @@
 """``kvtiers demo``: four passes, a table, a picture, a verdict."""
 
 import argparse
+import secrets
 import shutil
 import signal
 import sys
@@ -9,15 +10,17 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from kvtiers.demo.history import Request, build_history
 from kvtiers.demo.passes import START_STEPS, Stage, restarts, run_pass
-from kvtiers.demo.plan import Break, Mode, read_geometry
+from kvtiers.demo.plan import Break, Mode, disk_tier, read_geometry
 from kvtiers.demo.plot import plot_records
 from kvtiers.demo.progress import Progress
 from kvtiers.demo.records import Records
 from kvtiers.demo.report import ROUNDING_NOTE, summary_table, turn_tables, write_json
 from kvtiers.demo.sweep import run_sweep
+from kvtiers.demo.tiers import tier_at
 from kvtiers.demo.verdict import judge
 from kvtiers.errors import ConfigError, KVTiersError
 
@@ -26,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the demo."""
     parser.add_argument("--model", type=Path, default=Path(".models/SmolLM2-135M-Instruct"))
     parser.add_argument("--output", type=Path, default=Path("demo-results"))
+    parser.add_argument(
+        "--tier",
+        metavar="URL",
+        help="what stands behind host memory instead of a folder of the demo's own: "
+        "redis://host:6379, or whatever the tools know; chunks lie below a name of this run's own",
+    )
     parser.add_argument("--sweep", action="store_true", help="requests/s of growing pools instead")
     parser.add_argument(
         "--break",
@@ -81,15 +90,29 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         history = build_history()
         progress = Progress(_steps(history))
-        stage = Stage(
-            arguments.model, read_geometry(arguments.model), logs, scratch, progress, broken
-        )
+        tier = chosen_tier(arguments.tier, scratch, broken)
+        geometry = read_geometry(arguments.model)
+        stage = Stage(arguments.model, geometry, logs, scratch, tier, progress, broken)
         if arguments.sweep:
             return run_sweep(stage, output)
         records = _run_passes(history, stage)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    if arguments.tier:
+        print(f"Where it says disk below, read: a tier of type {tier['type']}.\n")
     return conclude(records, output)
+
+
+def chosen_tier(url: str | None, scratch: Path, broken: Break | None) -> dict[str, Any]:
+    """The entry of ``secondary_tiers`` behind host memory: that of ``url``, or a folder of ours.
+
+    Raises ConfigError for a URL that is not understood.
+    """
+    if url is None:
+        return disk_tier(scratch)
+    if broken is Break.DISK:
+        raise ConfigError("--break disk spoils files of the demo's own: leave out --tier")
+    return tier_at(url, secrets.token_hex(4))
 
 
 def _run_passes(history: Sequence[Request], stage: Stage) -> Records:

@@ -3,9 +3,10 @@
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvtiers.demo.client import ChatClient
 from kvtiers.demo.history import Message, Request
@@ -43,13 +44,16 @@ class Stage:
     geometry: ModelGeometry
     logs: Path
     disk_root: Path
+    """Where files may be made, and those of the disk tier are."""
+    tier: Mapping[str, Any]
+    """What stands behind host memory: an entry of ``secondary_tiers``."""
     progress: Progress
     broken: Break | None = None
 
 
 def run_pass(mode: Mode, history: Sequence[Request], stage: Stage) -> PassRecord:
     """Replay ``history`` in ``mode``. Raises KVTiersError if the server fails."""
-    plan = server_plan(mode, stage.geometry, stage.disk_root, stage.broken)
+    plan = server_plan(mode, stage.geometry, stage.tier, stage.broken)
     halves = split_at_restart(history) if mode is Mode.DISK else (tuple(history),)
     turns: list[TurnRecord] = []
     starts: list[float] = []

@@ -93,9 +93,9 @@ def read_geometry(model: Path) -> ModelGeometry:
 
 
 def server_plan(
-    mode: Mode, geometry: ModelGeometry, disk_root: Path, broken: Break | None = None
+    mode: Mode, geometry: ModelGeometry, tier: Mapping[str, Any], broken: Break | None = None
 ) -> ServerPlan:
-    """The plan of the pass ``mode``; ``disk_root`` is where its disk tier may write."""
+    """The plan of the pass ``mode``; ``tier`` stands behind host memory where one does."""
     if mode is Mode.REFERENCE:
         return ServerPlan(LARGE_DEVICE_BLOCKS)
     if mode is Mode.NONE:
@@ -104,16 +104,19 @@ def server_plan(
         chunks = 1 if broken is Break.HOST else LARGE_HOST_CHUNKS
         return ServerPlan(SMALL_DEVICE_BLOCKS, connector(chunks * geometry.chunk_bytes))
     host_bytes = SMALL_HOST_CHUNKS * geometry.chunk_bytes
-    return ServerPlan(SMALL_DEVICE_BLOCKS, connector(host_bytes, disk_root))
+    return ServerPlan(SMALL_DEVICE_BLOCKS, connector(host_bytes, tier))
 
 
-def connector(host_bytes: int, disk_root: Path | None = None) -> dict[str, Any]:
-    """``--kv-transfer-config`` for a host tier, and a disk tier where a folder is given."""
+def disk_tier(root: Path) -> dict[str, Any]:
+    """The tier that the demo has of its own, in the folder ``root``."""
+    return {"type": "fs", "root_dir": str(root), "capacity_fraction": 0.5}
+
+
+def connector(host_bytes: int, tier: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """``--kv-transfer-config`` for a host tier, and for ``tier`` behind it."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
-    if disk_root is not None:
-        extra["secondary_tiers"] = [
-            {"type": "fs", "root_dir": str(disk_root), "capacity_fraction": 0.5}
-        ]
+    if tier is not None:
+        extra["secondary_tiers"] = [dict(tier)]
     return {
         "kv_connector": "KVTiersConnector",
         "kv_connector_module_path": _MODULE,

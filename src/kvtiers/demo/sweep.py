@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from kvtiers.demo.client import ChatClient
 from kvtiers.demo.history import Request, build_conversation
@@ -56,7 +57,7 @@ def run_sweep(stage: Stage, output: Path) -> int:
     rates: list[Rate] = []
     for mode in _MODES:
         print(f"{mode.title}: starting the server", flush=True)
-        plan = sweep_plan(mode, stage.geometry, stage.disk_root)
+        plan = sweep_plan(mode, stage.geometry, stage.tier)
         with vllm_server(plan, stage, f"sweep-{mode.value}") as server:
             client = ChatClient(server.port, SERVED_NAME)
             warm_up(client)
@@ -69,12 +70,12 @@ def run_sweep(stage: Stage, output: Path) -> int:
     return 0
 
 
-def sweep_plan(mode: Mode, geometry: ModelGeometry, disk_root: Path) -> ServerPlan:
+def sweep_plan(mode: Mode, geometry: ModelGeometry, tier: Mapping[str, Any]) -> ServerPlan:
     """The server of the configuration ``mode``: the same device and host sizes in all."""
     if mode is Mode.NONE:
         return ServerPlan(DEVICE_BLOCKS)
-    root = disk_root if mode is Mode.DISK else None
-    return ServerPlan(DEVICE_BLOCKS, connector(HOST_CHUNKS * geometry.chunk_bytes, root))
+    below = tier if mode is Mode.DISK else None
+    return ServerPlan(DEVICE_BLOCKS, connector(HOST_CHUNKS * geometry.chunk_bytes, below))
 
 
 def pool_visits() -> tuple[tuple[tuple[Request, ...], tuple[Request, ...]], ...]:

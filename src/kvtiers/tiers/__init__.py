@@ -26,7 +26,7 @@ from kvtiers.config import TierSpec
 from kvtiers.errors import ConfigError
 from kvtiers.events import tier_label
 from kvtiers.options import nearest
-from kvtiers.tiers import fs, memory, obj
+from kvtiers.tiers import fs, kv, memory, obj
 from kvtiers.tiers.base import Capabilities, ChunkStore, SecondaryTierManager, StoreContext
 from kvtiers.tiers.lanes import Inbox
 from kvtiers.tiers.options import RunnerOptions, bad_option, located, parse, require
@@ -52,6 +52,7 @@ class TierType:
 
 TIER_TYPES: Mapping[str, TierType] = {
     "fs": TierType(fs.FsOptions, fs.build, "STORAGE"),
+    "kv": TierType(kv.KvOptions, kv.build, "STORAGE"),
     "memory": TierType(memory.MemoryOptions, memory.build, "CPU"),
     "obj": TierType(obj.ObjOptions, obj.build, "STORAGE", frozenset({"io_threads"})),
 }

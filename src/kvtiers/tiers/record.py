@@ -48,6 +48,22 @@ def pack(key: Key, namespace_id: str, payload: memoryview | bytes) -> bytes:
     return body + _CHECKSUM.pack(xxh3_64_intdigest(body))
 
 
+def shorten(page: bytes, key: Key) -> bytes:
+    """The page of ``key`` without its zeros, for a medium that has no pages."""
+    return page[: _FIELDS.size + len(key)] + page[_CHECKSUM_AT:]
+
+
+def shortened_bytes(key: Key) -> int:
+    """How long ``shorten`` makes the page of ``key``."""
+    return _FIELDS.size + len(key) + _CHECKSUM.size
+
+
+def lengthen(shortened: bytes) -> bytes:
+    """The page that was shortened; if it was damaged since, ``verify`` finds out."""
+    start, checksum = shortened[: -_CHECKSUM.size], shortened[-_CHECKSUM.size :]
+    return start.ljust(_CHECKSUM_AT, b"\0") + checksum
+
+
 def _start(key: Key, namespace_id: str, payload: memoryview | bytes) -> bytes:
     if len(key) > MAX_KEY_BYTES:
         raise key_too_long(key)

@@ -13,6 +13,7 @@ from kvtiers.demo.plan import (
     Mode,
     ModelGeometry,
     connector,
+    disk_tier,
     geometry_from_config,
     server_arguments,
     server_environment,
@@ -20,7 +21,8 @@ from kvtiers.demo.plan import (
 )
 
 SMOL = ModelGeometry(layers=30, kv_heads=3, head_size=64)
-DISK = Path("/somewhere/disk")
+ROOT = Path("/somewhere/disk")
+DISK = disk_tier(ROOT)
 # Chunks that the recorded conversations reach in the end, as measured with the real tokenizer.
 ONE, BOTH = 20, 36
 
@@ -73,7 +75,7 @@ def test_host_pass_is_the_json_of_the_readme():
 def test_disk_pass_has_a_host_tier_too_small_for_the_history():
     extra = server_plan(Mode.DISK, SMOL, DISK).offload["kv_connector_extra_config"]
     assert extra["secondary_tiers"] == [
-        {"type": "fs", "root_dir": str(DISK), "capacity_fraction": 0.5}
+        {"type": "fs", "root_dir": str(ROOT), "capacity_fraction": 0.5}
     ]
     assert ONE < extra["cpu_bytes_to_use"] // SMOL.chunk_bytes == SMALL_HOST_CHUNKS < BOTH
 

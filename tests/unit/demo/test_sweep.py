@@ -1,5 +1,3 @@
-from pathlib import Path
-
 from kvtiers.demo.history import characters
 from kvtiers.demo.plan import BLOCK_TOKENS, MAX_MODEL_LEN, Mode, ModelGeometry
 from kvtiers.demo.sweep import DEVICE_BLOCKS, HOST_CHUNKS, POOLS, pool_visits, sweep_plan
@@ -27,13 +25,11 @@ def test_pools_share_no_conversation():
 
 
 def test_configurations_differ_in_their_tiers_only():
-    plans = {m: sweep_plan(m, SMOL, Path("d")) for m in (Mode.NONE, Mode.HOST, Mode.DISK)}
+    plans = {m: sweep_plan(m, SMOL, {"type": "t"}) for m in (Mode.NONE, Mode.HOST, Mode.DISK)}
     assert {p.device_blocks for p in plans.values()} == {DEVICE_BLOCKS}
     assert plans[Mode.NONE].offload is None
     host, disk = (
         dict(plans[m].offload["kv_connector_extra_config"]) for m in (Mode.HOST, Mode.DISK)
     )
-    assert disk.pop("secondary_tiers") == [
-        {"type": "fs", "root_dir": "d", "capacity_fraction": 0.5}
-    ]
+    assert disk.pop("secondary_tiers") == [{"type": "t"}]
     assert host == disk

@@ -113,7 +113,7 @@ def test_memory_with_events(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_built_in_types_are_told_what_is_wrong(tmp_path: Path) -> None:
-    assert set(TIER_TYPES) == {"fs", "memory", "obj"}
+    assert set(TIER_TYPES) == {"fs", "kv", "memory", "obj"}
     assert "secondary_tiers[0].type is None" in complaint({})
     assert (
         "secondary_tiers[0].type is 'memry', which is no built-in tier: did you mean memory?"

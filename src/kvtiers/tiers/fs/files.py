@@ -15,9 +15,9 @@ from kvtiers.errors import Kind, KVTiersError, closed, map_errors
 from kvtiers.events import Reason
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext, Usage
+from kvtiers.tiers.complaints import Complaints
 from kvtiers.tiers.fs import capacity, folders, names, stamps
 from kvtiers.tiers.fs.account import Account
-from kvtiers.tiers.fs.complaints import Complaints
 from kvtiers.tiers.fs.damaged import Damaged
 from kvtiers.tiers.fs.direct import DirectFiles, DirectIO
 from kvtiers.tiers.fs.layouts import settle_on_layout

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from kvtiers.chunks import PAGE_BYTES, ChunkLayout
 from kvtiers.errors import Kind, KVTiersError, Retry
 from kvtiers.tiers.base import Usage
-from kvtiers.tiers.fs.complaints import Complaints
+from kvtiers.tiers.complaints import Complaints
 from kvtiers.tiers.obj.client import Client
 from kvtiers.tiers.obj.maintain import maintain
 from kvtiers.tiers.obj.room import Room

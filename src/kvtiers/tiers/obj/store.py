@@ -13,7 +13,7 @@ from kvtiers.errors import Kind, KVTiersError, closed
 from kvtiers.events import Reason
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext, Usage
-from kvtiers.tiers.fs.complaints import Complaints
+from kvtiers.tiers.complaints import Complaints
 from kvtiers.tiers.obj import manifests, names
 from kvtiers.tiers.obj.bounded import Bounded, refuse_too_small
 from kvtiers.tiers.obj.client import Client

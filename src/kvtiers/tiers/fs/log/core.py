@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError, Retry, map_errors
 from kvtiers.tiers.base import StoreContext
-from kvtiers.tiers.fs.complaints import Complaints
+from kvtiers.tiers.complaints import Complaints
 from kvtiers.tiers.fs.log import format as fmt
 from kvtiers.tiers.fs.log.format import Row
 from kvtiers.tiers.fs.log.index import Deletion, LogIndex

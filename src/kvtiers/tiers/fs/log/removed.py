@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 
 from kvtiers.errors import Kind, KVTiersError, Retry
+from kvtiers.tiers.complaints import Complaints
 from kvtiers.tiers.fs import folders
-from kvtiers.tiers.fs.complaints import Complaints
 
 _log = logging.getLogger("kvtiers")
 

@@ -13,7 +13,7 @@ import pytest
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import ChunksRemoved, Reason
 from kvtiers.tiers.base import Item
-from kvtiers.tiers.fs.complaints import Complaints
+from kvtiers.tiers.complaints import Complaints
 from kvtiers.tiers.fs.files import FilesStore
 from kvtiers.tiers.fs.log import LogStore
 from kvtiers.tiers.fs.log.core import LogCore

@@ -1,0 +1,272 @@
+"""Values between a socket and host memory, without a copy in between.
+
+redis-py opens connections, logs in, speaks TLS and keeps pools. Its way to receive a value copies
+it about four times; here the bytes that the caller waits for go from the socket into his memory.
+What is sent is given as pieces, of which none is joined with another. RESP2, whose grammar is in
+https://redis.io/docs/latest/develop/reference/protocol-spec/.
+"""
+
+import socket
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from redis._parsers import _RESP2Parser
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import ConnectionError as Disconnected
+from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
+
+Piece = bytes | memoryview
+
+_AHEAD = 16 << 10
+"""Bytes to ask for when a line is waited for: what follows it comes along, and is copied."""
+_TOGETHER_BYTES, _TOGETHER = 1 << 19, 256
+"""So many bytes, or pieces, go with one system call, or one piece that is larger."""
+_CLOSED = "the tier was closed"
+_WASTE = 1 << 16
+"""Bytes of an unwanted value that are in memory at a time."""
+
+
+def asking(*words: bytes) -> Callable[[], list[Piece]]:
+    """What makes a command that has no value: it is made at once."""
+    made: list[Piece] = [command(*words)]
+    return lambda: made
+
+
+def command(*words: bytes) -> bytes:
+    """A command as it is sent."""
+    return b"*%d\r\n" % len(words) + b"".join(map(_bulk, words))
+
+
+def _bulk(word: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+def command_with_value(
+    before: Sequence[bytes], value: Sequence[Piece], after: Sequence[bytes] = ()
+) -> list[Piece]:
+    """A command of which one word is what ``value`` has in pieces; they are not joined."""
+    size = sum(map(len, value))
+    start = b"*%d\r\n" % (len(before) + 1 + len(after)) + b"".join(map(_bulk, before))
+    first, *rest = value
+    return [start + b"$%d\r\n" % size + bytes(first), *rest, b"\r\n" + b"".join(map(_bulk, after))]
+
+
+class _Buffer:
+    """What redis-py's parser reads from: bytes that came along, and the socket behind them."""
+
+    def __init__(self, sock: socket.socket, timeout_s: float | None) -> None:
+        self._sock = sock
+        self._timeout_s = timeout_s
+        self._ahead = bytearray(_AHEAD)
+        self._start = 0
+        self._end = 0
+        self.targets: list[memoryview] | None = None
+        """Where the next value goes, if it is as long as these together."""
+
+    def readline(self, timeout: object = None) -> bytes:
+        """The next line without its end. The socket's own timeout rules, whatever ``timeout``."""
+        line = b""
+        while True:
+            at = self._ahead.find(b"\n", self._start, self._end)
+            stop = self._end if at < 0 else at + 1
+            line += self._ahead[self._start : stop]
+            self._start = stop
+            if at >= 0 and line.endswith(b"\r\n"):
+                return line[:-2]
+            if at < 0:
+                self._start = 0
+                self._end = self._receive(memoryview(self._ahead))
+
+    def read(self, length: int, timeout: object = None) -> bytes | int:
+        """The next value: its bytes, or its length if there is a place that was meant for it.
+
+        A value of another length than its place is thrown away, however long it is.
+        """
+        targets, self.targets = self.targets, None
+        if targets is None:
+            value = bytearray(length)
+            self._fill(memoryview(value))
+            self._skip(2)
+            return bytes(value)
+        if length == sum(map(len, targets)):
+            for target in targets:
+                self._fill(target)
+        else:
+            self._skip(length)
+        self._skip(2)
+        return length
+
+    def _fill(self, target: memoryview) -> None:
+        came = min(len(target), self._end - self._start)
+        target[:came] = memoryview(self._ahead)[self._start : self._start + came]
+        self._start += came
+        while came < len(target):
+            came += self._receive(target[came:])
+
+    def _skip(self, length: int) -> None:
+        if length <= self._end - self._start:
+            self._start += length
+            return
+        waste = memoryview(bytearray(min(length, _WASTE)))
+        while length:
+            part = waste[: min(length, len(waste))]
+            self._fill(part)
+            length -= len(part)
+
+    def _receive(self, into: memoryview) -> int:
+        came = self._sock.recv_into(into)
+        if not came:
+            raise Disconnected("the server closed the connection")
+        return came
+
+    def can_read(self, timeout: float = 0) -> bool:
+        """Whether anything is there that nobody asked for, the end of the connection included."""
+        if self._start < self._end:
+            return True
+        self._sock.settimeout(timeout)
+        try:
+            self._start, self._end = 0, self._receive(memoryview(self._ahead))
+        except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
+            return False
+        finally:
+            self._sock.settimeout(self._timeout_s)
+        return True
+
+    def get_pos(self) -> int:
+        """Of no use: a connection on which reading failed is not read from again."""
+        return 0
+
+    def rewind(self, pos: int) -> None:
+        """As ``get_pos``."""
+
+    def purge(self) -> None:
+        """What was read is forgotten already."""
+
+    def close(self) -> None:
+        """Let go of the socket, and of the caller's memory."""
+        self.targets = None
+
+
+class _Parser(_RESP2Parser):
+    def on_connect(self, connection: Any) -> None:
+        super().on_connect(connection)  # type: ignore[no-untyped-call]
+        self._buffer = _Buffer(connection._sock, connection.socket_timeout)
+
+
+class Wire(Protocol):
+    """A connection of redis-py as it is used here."""
+
+    def send(self, pieces: Iterable[Piece]) -> None:
+        """Send all pieces. Raises errors of redis-py, and OSError."""
+
+    def receive(self, targets: list[memoryview] | None) -> Any:
+        """The next reply: None, an int, bytes or a list.
+
+        A value goes into ``targets``, and the reply is its length, which is that of the targets
+        together or else nothing was written. Raises errors of redis-py; after any but a
+        ResponseError the connection is of no use.
+        """
+
+    def disconnect(self) -> None:
+        """Close it; it connects again when it is used."""
+
+
+def _send_all(sock: socket.socket, pieces: list[Piece]) -> None:
+    views = [memoryview(piece) for piece in pieces if piece]
+    while views:
+        sent = sock.sendmsg(views)
+        while views and sent >= len(views[0]):
+            sent -= len(views.pop(0))
+        if sent:
+            views[0] = views[0][sent:]
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """Whether those who share it may still connect."""
+
+    over: bool = False
+
+
+class _Receiving:
+    """What is added to each kind of connection."""
+
+    _parser: Any
+    _sock: Any
+    _gathers = True
+    """Whether several pieces can be sent by one system call."""
+
+    def __init__(self, *, life: Life, **keywords: Any) -> None:
+        self._life = life
+        super().__init__(**keywords)
+
+    def connect_check_health(self, *args: Any, **keywords: Any) -> None:
+        """Connect, unless its life is over: a lane that is inside must not, after ``close``."""
+        self._refuse_if_over()
+        super().connect_check_health(*args, **keywords)  # type: ignore[misc]
+        self._refuse_if_over()
+
+    def _refuse_if_over(self) -> None:
+        if self._life.over:
+            self.disconnect()  # type: ignore[attr-defined]
+            raise Disconnected(_CLOSED)
+
+    def send(self, pieces: Iterable[Piece]) -> None:
+        if not self._gathers:
+            self.send_packed_command(pieces)  # type: ignore[attr-defined]
+            return
+        sock = self._sock
+        if sock is None:
+            raise Disconnected(_CLOSED)
+        together: list[Piece] = []
+        size = 0
+        for piece in pieces:
+            together.append(piece)
+            size += len(piece)
+            if size >= _TOGETHER_BYTES or len(together) == _TOGETHER:
+                _send_all(sock, together)
+                together, size = [], 0
+        _send_all(sock, together)
+
+    def receive(self, targets: list[memoryview] | None) -> Any:
+        buffer = self._parser._buffer
+        if buffer is None:
+            raise Disconnected(_CLOSED)
+        buffer.targets = targets
+        try:
+            return self.read_response(disable_decoding=True)  # type: ignore[attr-defined]
+        except AttributeError:  # closed by another thread, and the parser has no buffer any more
+            if self._parser._buffer is None:
+                raise Disconnected(_CLOSED) from None
+            raise
+        finally:
+            buffer.targets = None
+
+
+class TcpWire(_Receiving, Connection):
+    """Over TCP."""
+
+
+class TlsWire(_Receiving, SSLConnection):
+    """Over TLS."""
+
+    _gathers = False
+
+
+class UnixWire(_Receiving, UnixDomainSocketConnection):
+    """Through a socket of this machine."""
+
+
+class SentinelWire(_Receiving, SentinelManagedConnection):
+    """Over TCP, to whomever Sentinel names."""
+
+
+class SentinelTlsWire(_Receiving, SentinelManagedSSLConnection):
+    """Over TLS, to whomever Sentinel names."""
+
+    _gathers = False
+
+
+PARSER = _Parser
