@@ -13,16 +13,17 @@ from kvtiers.tiers.obj.together import one_by_one
 from kvtiers.tiers.options import require
 from kvtiers.tiers.places import Aim, Report
 
-_LEAST_CHUNKS = 32
+LEAST_CHUNKS = 32
+"""No bound has room for less; nor is any pack longer than such a part of it."""
 
 
 def refuse_too_small(layout: ChunkLayout, capacity_bytes: int) -> None:
     """Raise ConfigError if hardly any chunk fits into the bound."""
-    least = _LEAST_CHUNKS * (layout.slot_bytes + PAGE_BYTES)
+    least = LEAST_CHUNKS * (layout.slot_bytes + PAGE_BYTES)
     require(
         capacity_bytes >= least,
         "capacity_bytes",
-        f"is {capacity_bytes}, less than {_LEAST_CHUNKS} chunks with their headers: give at least "
+        f"is {capacity_bytes}, less than {LEAST_CHUNKS} chunks with their headers: give at least "
         f"{least}",
     )
 

@@ -4,6 +4,7 @@ See ``names`` for what objects are called, ``packs`` for the format of a pack. E
 equal bytes, so that engines that share a bucket need no coordination, and writing again is safe.
 """
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from kvtiers.tiers import record
 from kvtiers.tiers.base import Capabilities, Entry, Item, StoreContext, Usage
 from kvtiers.tiers.complaints import Complaints
 from kvtiers.tiers.obj import manifests, names
-from kvtiers.tiers.obj.bounded import Bounded, refuse_too_small
+from kvtiers.tiers.obj.bounded import LEAST_CHUNKS, Bounded, refuse_too_small
 from kvtiers.tiers.obj.client import Client
 from kvtiers.tiers.obj.index import PackIndex
 from kvtiers.tiers.obj.packs import MAX_PACK_BYTES, front_pages
@@ -63,9 +64,12 @@ class ObjStore:
             client, self._id, self._shelf, self._together, self._vanished, pack_below_bytes
         )
         self._bounded = self._bound(capacity_bytes)
+        # Small against the bound, or it would never fit.
+        self._max_pack = min(MAX_PACK_BYTES, (capacity_bytes or sys.maxsize) // LEAST_CHUNKS)
         self._lock = threading.Lock()
-        """Guards the time of the last look."""
+        """Guards the time of the last look, and whether one is under way."""
         self._looked_after_at = context.clock()
+        self._looking = False
         if self._bounded is not None:
             self._bounded.make_room()
 
@@ -119,7 +123,7 @@ class ObjStore:
         small = [item for item in distinct if item.view.nbytes < self._pack_below]
         places = self._shelf.find(item.key for item in small)
         new = [item for item, place in zip(small, places, strict=True) if place is None]
-        groups = [*_packfuls(new), *([item] for item in large)]
+        groups = [*_packfuls(new, self._max_pack), *([item] for item in large)]
         results: dict[Key, Result] = {}
         outcomes = self._together.run([partial(self._write, group) for group in groups])
         for group, outcome in zip(groups, outcomes, strict=True):
@@ -210,9 +214,9 @@ class ObjStore:
         """Now and then, in the background: what left, what was listed late, the manifest."""
         now = self._context.clock()
         with self._lock:
-            if now - self._looked_after_at < LIST_EVERY_S:
+            if self._looking or now - self._looked_after_at < LIST_EVERY_S:
                 return
-            self._looked_after_at = now
+            self._looked_after_at, self._looking = now, True
         self._together.begin(self._look_after)
         if self._bounded is not None:
             self._bounded.make_room()
@@ -227,6 +231,8 @@ class ObjStore:
             self._complaints.failed("list", e)
         else:
             self._complaints.worked("list")
+        finally:
+            self._looking = False
 
     def _vanished(self, keys: Sequence[Key]) -> None:
         self._context.on_removed(keys, Reason.VANISHED)
@@ -266,6 +272,7 @@ class ObjStore:
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant of a part, if any."""
         self._shelf.check()
+        self._together.check()
         if self._bounded is not None:
             self._bounded.check()
         self._complaints.check()
@@ -274,13 +281,13 @@ class ObjStore:
         return f"<ObjStore {self._client.where}/{self._id}: {self._shelf!r}>"
 
 
-def _packfuls(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Runs of items that fit into one pack."""
+def _packfuls(items: Sequence[Item], most: int) -> Iterator[list[Item]]:
+    """Runs of items whose records have ``most`` bytes, or single ones."""
     full: list[Item] = []
     size = 0
     for item in items:
         more = PAGE_BYTES + item.view.nbytes
-        if full and size + more > MAX_PACK_BYTES:
+        if full and size + more > most:
             yield full
             full, size = [], 0
         full.append(item)

@@ -1,4 +1,8 @@
+import subprocess
+import sys
 import threading
+
+import pytest
 
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.obj.together import Together, one_by_one
@@ -34,7 +38,74 @@ def test_no_more_than_so_many_at_once():
     together = Together(most, "test")
     assert together.run([act] * (4 * most)) == [None] * (4 * most)
     assert len(seen) == 4 * most
+    together.check()
     together.close()
+
+
+@pytest.mark.parametrize("raised", [MemoryError("none left"), BaseException("a panic")])
+def test_whatever_one_raises_all_have_ended_when_it_returns(raised):
+    together = Together(2, "test")
+    let_go, ended = threading.Event(), []
+
+    def bad():
+        let_go.set()
+        raise raised
+
+    def slow():
+        assert let_go.wait(20)
+        ended.append(1)
+        return "done"
+
+    results = together.run([bad, slow, bad])
+    assert (ended, results[1]) == ([1], "done")
+    assert [results[0].kind, results[2].kind] == [Kind.BROKEN] * 2
+    assert one_by_one([bad])[0].kind is Kind.BROKEN
+    together.close()
+
+
+def test_what_is_begun_takes_no_thread_from_requests():
+    together = Together(1, "test")
+    begun, let_go = threading.Event(), threading.Event()
+
+    def long():
+        begun.set()
+        let_go.wait(20)
+
+    together.begin(long)
+    assert begun.wait(20)
+    assert together.run([lambda: 1, lambda: 2]) == [1, 2]
+    let_go.set()
+    together.close()
+
+
+def test_where_no_thread_can_be_started_the_caller_does_it():
+    def refused(target, name):
+        raise RuntimeError("can't start new thread")
+
+    together, done = Together(2, "test", refused), []
+    assert together.run([threading.current_thread] * 2) == [threading.current_thread()] * 2
+    together.begin(lambda: done.append(threading.current_thread()))
+    assert done == [threading.current_thread()]
+    together.close()
+
+
+def test_its_check_can_fail():
+    together = Together(1, "test")
+    together._threads = [threading.current_thread()] * 2
+    with pytest.raises(AssertionError, match="more threads"):
+        together.check()
+
+
+def test_a_request_that_never_ends_does_not_keep_the_process_alive():
+    code = (
+        "import threading; from kvtiers.tiers.obj.together import Together\n"
+        "t, n = Together(2, 'test'), threading.Barrier(3)\n"
+        "hang = lambda: (n.wait(20), threading.Event().wait())\n"
+        "t.begin(hang)\n"
+        "t.begin(lambda: t.run([hang, lambda: None]))\n"
+        "n.wait(20)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_a_single_one_is_done_here():
