@@ -5,13 +5,16 @@ let go of the interpreter's lock while they do.
 """
 
 import importlib
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from kvtiers.errors import closed
+from kvtiers.errors import Kind, KVTiersError, Retry, closed
+from kvtiers.tiers.lanes import start_daemon
 from kvtiers.tiers.obj.failures import error_of
 from kvtiers.tiers.obj.options import ObjOptions
 from kvtiers.tiers.options import bad_option
@@ -47,7 +50,7 @@ class Client:
         """Bytes of an object; None if it is not there."""
         with self._asking("look-up", name) as store:
             try:
-                return int(self._obs.head(store, name)["size"])
+                return int(_call(self._obs.head, store, name)["size"])
             except FileNotFoundError:
                 return None
 
@@ -57,7 +60,8 @@ class Client:
         Not by ``get_ranges`` of obstore, which panics where an object is shorter than asked for.
         """
         with self._asking("read", name) as store:
-            return memoryview(self._obs.get_range(store, name, start=start, length=most))
+            found = _call(self._obs.get_range, store, name, start=start, length=most)
+            return memoryview(found)
 
     def put(self, name: str, parts: Sequence[memoryview | bytes]) -> None:
         """Make an object of these parts, one behind the other; it is seen whole or not at all.
@@ -65,7 +69,7 @@ class Client:
         One that is there is replaced. Nothing of ``parts`` is in use afterwards.
         """
         with self._asking("write", name) as store:
-            self._obs.put(store, name, list(parts), use_multipart=False)
+            _call(self._obs.put, store, name, list(parts), use_multipart=False)
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete these; one that is not there is no error."""
@@ -73,26 +77,31 @@ class Client:
             return
         with self._asking("delete", names[0]) as store:
             try:
-                self._obs.delete(store, list(names))
+                _call(self._obs.delete, store, list(names))
             except FileNotFoundError:  # as some services answer to one of many
                 for name in names:
                     with suppress(FileNotFoundError):
-                        self._obs.delete(store, name)
+                        _call(self._obs.delete, store, name)
 
     def objects(self, below: str = "", after: str = "") -> Iterator[list[Stored]]:
         """Objects whose names begin with ``below`` and a slash, those after a name, in order.
 
-        Up to a thousand at a time, each with one request.
+        Up to a thousand at a time, each with one request. Raises KVTiersError (``IO``) for a name
+        that is no path, and where the service says again what it said before.
         """
+        begun: set[str] = set()
         with self._asking("list", below) as store:
             pages = self._obs.list(
                 store, below or None, offset=after or None, chunk_size=_LIST_AT_ONCE
             )
         while True:
             with self._asking("list", below):
-                page = next(pages, None)
+                page = _call(next, pages, None)
             if not page:
                 return
+            if page[0]["path"] in begun:
+                raise _no_end(f"{self.where}/{below}")
+            begun.add(page[0]["path"])
             yield [
                 Stored(found["path"], found["size"], found["last_modified"].timestamp())
                 for found in page
@@ -101,7 +110,7 @@ class Client:
     def folders(self) -> list[str]:
         """The first parts of all names, where there is more than one part."""
         with self._asking("list", "") as store:
-            found = self._obs.list_with_delimiter(store, None)
+            found = _call(self._obs.list_with_delimiter, store, None)
         return sorted(found["common_prefixes"])
 
     def close(self) -> None:
@@ -118,7 +127,9 @@ class Client:
             raise closed(self.where, operation)
         try:
             yield store
-        except Exception as e:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as e:  # a panic of the library is none of Exception
             raise error_of(e, operation, f"{self.where}/{name}") from None
 
     def __repr__(self) -> str:
@@ -169,6 +180,31 @@ def _s3_options(options: ObjOptions) -> dict[str, Any]:
         "virtual_hosted_style_request": options.virtual_hosted,
         "unsigned_payload": True,
     }
+
+
+def _call(request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What ``request`` returns. The main thread, which hears of Ctrl-C, has another one wait."""
+    if threading.current_thread() is not threading.main_thread():
+        return request(*args, **kwargs)
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(request(*args, **kwargs))
+        except BaseException as e:
+            answer.set_exception(e)
+
+    start_daemon(ask, "kvtiers-request")
+    return answer.result()
+
+
+def _no_end(where: str) -> KVTiersError:
+    return KVTiersError(
+        f"list of {where} failed: the server lists the same objects again and again",
+        kind=Kind.IO,
+        retry=Retry.EXHAUSTED,
+        operation="list",
+    )
 
 
 def _with_bucket(endpoint: str, bucket: str) -> str:

@@ -10,15 +10,18 @@ import re
 from kvtiers.errors import Kind, KVTiersError, Retry
 
 _STATUS = re.compile(r"status(?: code)?: (\d{3})\b")
-_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
+_CODE = re.compile(r"(?:<Code>|code: \"?)([A-Za-z]{1,60})(?:</Code>|\"?[,)])")
 _KIND = re.compile(r"kind: (Connect|Interrupted)\b")
-_SYSTEM = re.compile(r'(?:message|error): "([A-Za-z ]{1,60}(?:: [A-Za-z ]{1,60})?)')
+_SYSTEM = re.compile(r'(?:Os \{[^{}"]*message|error): "([A-Za-z ]{1,60}(?:: [A-Za-z ]{1,60})?)')
+_NAME = re.compile(r'path: "((?:[^"\\]|\\.){0,200})')
 _TIMED_OUT = re.compile(r"kind: Timeout|TimedOut|timed out|operation timed out")
 _TLS = re.compile(
     r"BadScheme|InvalidContentType|UnknownIssuer|NotValidForName|Expired|BadSignature"
 )
 
-_MISSING_BUCKET = "NoSuchBucket"
+_MISSING_BUCKET = {"NoSuchBucket", "ContainerNotFound"}
+_NOT_ALLOWED = "AccessDenied"
+_NO_PATH = "InvalidPath"
 _NO_ROOM = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "ServiceQuotaExceeded"}
 _NO_ROOM_STATUS = 507
 _BEYOND_THE_END = 416
@@ -48,7 +51,7 @@ def error_of(failure: BaseException, operation: str, name: str) -> KVTiersError:
 
 def _kind(failure: BaseException, text: str, status: int, code: str) -> Kind:
     if isinstance(failure, FileNotFoundError):
-        return Kind.IO if code == _MISSING_BUCKET else Kind.VANISHED
+        return Kind.IO if code in _MISSING_BUCKET else Kind.VANISHED
     if status == _BEYOND_THE_END:
         return Kind.CORRUPT
     if status == _NO_ROOM_STATUS or code in _NO_ROOM:
@@ -69,6 +72,9 @@ def _reason(failure: BaseException, text: str, status: str, code: str) -> str:
         return f"the server answered {said}{_advice(failure, int(status or 0), code)}"
     if isinstance(failure, FileNotFoundError):
         return "it is not there"
+    if _NO_PATH in type(failure).__name__:
+        name = ascii(_first(_NAME, text))
+        return f"an object there is called {name}, which is no path: call it otherwise"
     if _TIMED_OUT.search(text):
         return "no answer in time: is the server alive?"
     system = _first(_SYSTEM, text) or _first(_TLS, text, 0) or _first(_KIND, text)
@@ -78,11 +84,11 @@ def _reason(failure: BaseException, text: str, status: str, code: str) -> str:
 
 
 def _advice(failure: BaseException, status: int, code: str) -> str:
-    if code == _MISSING_BUCKET:
+    if code in _MISSING_BUCKET:
         return ": make the bucket, or name another"
     if code == _SKEWED:
         return ": the clock of this machine differs from the server's by too much"
-    if status in (401, 403):
+    if status in (401, 403) or code == _NOT_ALLOWED:
         return ": check the credentials and what they allow (get, put, list, delete)"
     if status in _TOO_MANY:
         return ": too many requests, or an overloaded server"

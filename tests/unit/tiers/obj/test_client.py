@@ -1,6 +1,8 @@
 """How a server is reached: certificates, hosts, credentials, time."""
 
+import signal
 import ssl
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,8 +10,11 @@ import pytest
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.tiers.obj import ObjOptions
+from kvtiers.tiers.obj import client as client_module
 from kvtiers.tiers.obj.client import open_client
 from tests.servers.fake_s3 import FakeS3
+from tests.servers.s3_faults import S3Fault, What
+from tests.servers.s3_objects import Objects
 from tests.unit.tiers.obj.obj_kit import SECRETS, Bucket
 
 TLS = Path(__file__).parents[3] / "servers" / "tls"
@@ -119,6 +124,51 @@ def test_objects_are_listed_in_order_from_a_name_on(s3, bucket):
     assert [(found.name, found.bytes) for found in page] == [("a/3", 3), ("a/4", 4)]
     assert client.folders() == ["a", "b"]
     assert [found.name for page in client.objects() for found in page][-1] == "b/1"
+
+
+def test_a_listing_that_begins_again_is_given_up(fake, faulty, monkeypatch):
+    for name in ("a", "b"):
+        fake.objects.change(f"bucket/kv/{name}", b"x")
+    listing = Objects.listing
+    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>0</NextContinuationToken>"
+
+    def endless(*args):
+        return listing(*args).replace("<IsTruncated>false</IsTruncated>", more)
+
+    monkeypatch.setattr(client_module, "_LIST_AT_ONCE", 2)
+    monkeypatch.setattr(Objects, "listing", endless)
+    pages = faulty.client().objects()
+    assert [found.name for found in next(pages)] == ["a", "b"]
+    with pytest.raises(KVTiersError, match="lists the same objects again and again") as caught:
+        next(pages)
+    assert caught.value.kind is Kind.IO
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.size("a"),
+        lambda client: client.get("a", 1),
+        lambda client: client.put("a", [b"x"]),
+        lambda client: client.delete(["a"]),
+        lambda client: client.folders(),
+        lambda client: list(client.objects()),
+    ],
+)
+def test_ctrl_c_does_not_wait_for_an_answer(ask, fake, faulty):
+    def interrupt(name):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return True
+
+    fake.fail(S3Fault(What.SILENT, keys=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        ask(faulty.client(request_timeout_s=300, load_deadline_s=600, store_deadline_s=600))
+
+
+def test_a_name_that_is_no_path_is_said(fake, faulty):
+    fake.objects.change("bucket/kv/a//b", b"x")
+    with pytest.raises(KVTiersError, match="an object there is called 'kv/a//b', which is no"):
+        list(faulty.client().objects())
 
 
 def test_what_is_not_there_is_deleted_without_a_word(s3, bucket):

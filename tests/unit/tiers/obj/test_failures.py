@@ -1,7 +1,7 @@
 """Texts as obstore 0.12 gives them, and what is left of them."""
 
 import pytest
-from obstore.exceptions import GenericError, PermissionDeniedError
+from obstore.exceptions import GenericError, InvalidPathError, PermissionDeniedError
 
 from kvtiers.errors import Kind, Retry
 from kvtiers.tiers.obj.failures import error_of
@@ -56,6 +56,17 @@ def test_no_secret_of_an_answer_is_passed_on():
             Kind.IO,
             "failed to lookup address information: Name or s: is the endpoint right",
         ),
+        (
+            GenericError(
+                "Generic S3 error: DeleteObjects request failed for key kv/b: The Key "
+                f"{SECRETS[0]} is bad (code: AccessDenied)\n\nDebug source: DeleteFailed {{ path: "
+                f'"kv/b", code: "AccessDenied", message: "The Key {SECRETS[0]} is bad" }}'
+            ),
+            Kind.IO,
+            "failed: the server answered AccessDenied: check the credentials",
+        ),
+        (FileNotFoundError(status(404, "ContainerNotFound")), Kind.IO, "make the bucket"),
+        (InvalidPathError('BadSegment { path: "a\\n\\u{202e}"'), Kind.IO, "is no path"),
         (GenericError("invalid peer certificate: UnknownIssuer"), Kind.IO, "UnknownIssuer"),
         (GenericError("x" * 9999), Kind.IO, "an answer that cannot be understood (GenericError)"),
         (ValueError(SECRETS[1]), Kind.IO, "an answer that cannot be understood (ValueError)"),
@@ -66,6 +77,7 @@ def test_each_failure_has_a_kind_and_a_reason(failure, kind, says):
     assert error.kind is kind
     assert says in str(error)
     assert len(str(error)) < 250
+    assert not any(secret in str(error) for secret in SECRETS)
 
 
 @pytest.mark.parametrize(
