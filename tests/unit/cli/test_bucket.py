@@ -10,11 +10,13 @@ from kvtiers.hashing import chunk_keys
 from kvtiers.testing.values import content
 from kvtiers.tiers import obj
 from kvtiers.tiers.base import Item, StoreContext
-from kvtiers.tiers.obj import names
-from kvtiers.tiers.obj.client import open_client
+from kvtiers.tiers.obj import names, place
+from kvtiers.tiers.obj.client import Client, open_client
 from kvtiers.tiers.obj.maintain import Leaver, choose
 from kvtiers.tiers.places import Aim
 from kvtiers.tiers.urls import open_place, parse_url
+from tests.servers.fake_s3 import FakeS3
+from tests.servers.s3_faults import S3Fault, What
 from tests.unit.cli.cli_kit import (
     NAMESPACE,
     OTHER,
@@ -136,6 +138,39 @@ def test_verify_names_what_is_damaged_and_repair_takes_it_away(tier):
     store = tier.open()  # an engine finds the same
     assert store.contains(ALL) == [key in left for key in ALL]
     store.close()
+
+
+def test_a_pack_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    with FakeS3() as fake:
+        tier = Bucket(fake, "bucket").fill()
+        fake.fail(S3Fault(What.STATUS, "GET", status=403, keys=lambda key: key.endswith(".kvp")))
+        archive = tmp_path / "chunks.tar"
+        for call in (
+            ["ls"],
+            ["verify"],
+            ["export", archive],
+            ["migrate", f"fs://{tmp_path}/new?capacity=1GiB"],
+        ):
+            ran = kvtiers(call[0], tier.url, *call[1:])
+            assert (ran.status, "the server answered 403" in ran.err) == (1, True), call
+        assert not archive.exists()
+
+
+def test_an_object_that_is_larger_than_any_chunk_is_not_read(tier, monkeypatch):
+    monkeypatch.setattr(place, "MAX_CHUNK_BYTES", LARGE)
+    asked = []
+    get = Client.get
+    monkeypatch.setattr(
+        Client, "get", lambda c, n, most, s=0: asked.append(n) or get(c, n, most, s)
+    )
+    name = names.chunk_name(HYBRID.id, KEYS[1][0])
+    tier.client.put(name, [bytes(2 * LARGE)])
+    ran = kvtiers("verify", tier.url, "--repair")
+    assert f"{name}: it is larger than any chunk (removed)" in ran.out
+    assert name not in asked
+    assert tier.chunks() == whole(key for key in ALL if key != KEYS[1][0])
 
 
 def test_a_pack_without_its_front_is_a_fault_that_repair_removes(tier):

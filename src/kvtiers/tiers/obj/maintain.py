@@ -5,15 +5,15 @@ whole. Nobody is asked: what an engine misses then it computes.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from kvtiers.chunks import PAGE_BYTES
 from kvtiers.errors import KVTiersError
-from kvtiers.tiers.obj import manifests, names, packs
+from kvtiers.tiers.obj import manifests, names
 from kvtiers.tiers.obj.client import Client
+from kvtiers.tiers.obj.fronts import read_front
 from kvtiers.tiers.options import bad_option
 from kvtiers.tiers.places import Aim, Part, Report, unheard
 
@@ -63,12 +63,15 @@ def maintain(
     """
     aim.refuse_nonsense()
     work = _Pass(client, run, dry_run, Report(), advance)
-    ours = {found.id for found in manifests.namespaces(client) if found.namespace is not None}
+    folders = client.folders()
+    found = manifests.namespaces(client, folders)
+    ours = {each.id for each in found if each.namespace is not None}
     if aim.namespace is not None and aim.namespace not in ours:
         raise bad_option("namespace", f"is {aim.namespace!a}, which {client.where} does not hold")
     now = wall_clock()
     leavers, trials = [], []
-    for name, bytes_, written_at in _objects(client, aim.namespace):
+    looked_at = folders if aim.namespace is None else [aim.namespace]
+    for name, bytes_, written_at in _objects(client, looked_at):
         namespace, part = names.part_of(name)
         if part is Part.TRIAL:
             if now - written_at > _TRIAL_S:
@@ -77,7 +80,8 @@ def maintain(
             work.report.before_bytes += bytes_
             if part is Part.CHUNKS and namespace in ours:
                 pack = names.pack_at(namespace, name)
-                at = written_at if pack is None else pack.time_ms / 1000
+                # A writer whose clock is ahead must not keep its packs for ever.
+                at = written_at if pack is None else min(written_at, pack.time_ms / 1000)
                 leavers.append(Leaver(at, name, bytes_, namespace, pack is not None))
     used = work.report.before_bytes
     work.remove_trials(trials)
@@ -85,9 +89,12 @@ def maintain(
     return work.report
 
 
-def _objects(client: Client, namespace: str | None) -> Iterator[tuple[str, int, float]]:
-    for page in client.objects(namespace or ""):
-        yield from page
+def _objects(client: Client, folders: Iterable[str]) -> Iterator[tuple[str, int, float]]:
+    """Of those folders that are ours: what others have there is not even listed."""
+    for folder in folders:
+        if names.is_ours(folder):
+            for page in client.objects(folder):
+                yield from page
 
 
 @dataclass(slots=True)
@@ -120,9 +127,8 @@ class _Pass:
             return 1
         pack = names.pack_at(leaver.namespace, leaver.name)
         assert pack is not None
-        front = self.client.get(leaver.name, pack.front_pages * PAGE_BYTES)
-        said = packs.parse_front(front, leaver.namespace)
-        return 0 if isinstance(said, KVTiersError) else sum(entry.length > 0 for entry in said)
+        said = read_front(self.client, leaver.namespace, pack)
+        return sum(entry.length > 0 for entry in said) if isinstance(said, list) else 0
 
     def _deleted(self, chosen: Sequence[Leaver]) -> Iterator[Leaver]:
         for at in range(0, len(chosen), _AT_ONCE):

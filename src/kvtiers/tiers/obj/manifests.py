@@ -1,6 +1,7 @@
 """What a namespace is: written beside its chunks, and compared when a tier is opened."""
 
 import json
+from collections.abc import Callable, Iterable
 
 from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
@@ -20,7 +21,7 @@ def open_manifest(client: Client, namespace: Namespace) -> None:
     name = names.manifest_name(namespace.id)
     ours = namespace.manifest().encode()
     try:
-        found = _get(client, name)
+        found = _get(client, name, lambda said: said == ours)
         if found is None or found == ours:
             client.put(name, [ours])
     except KVTiersError as e:
@@ -36,34 +37,42 @@ def keep_manifest(client: Client, namespace: Namespace) -> None:
         client.put(name, [namespace.manifest().encode()])
 
 
-def namespaces(client: Client) -> list[Found]:
-    """Every namespace below the prefix, by id, damaged ones included. Raises KVTiersError."""
-    return [_found(client, name) for name in client.folders() if names.is_namespace(name)]
+def namespaces(client: Client, folders: Iterable[str]) -> list[Found]:
+    """Every namespace among ``folders``, damaged ones included. Raises KVTiersError."""
+    return [_found(client, name) for name in folders if names.is_namespace(name)]
 
 
 def _found(client: Client, namespace_id: str) -> Found:
     try:
-        manifest = _get(client, names.manifest_name(namespace_id))
+        name = names.manifest_name(namespace_id)
+        manifest = _get(client, name, lambda said: _parsed(said, namespace_id) is not None)
     except KVTiersError as e:
         return Found(namespace_id, None, f"its {names.MANIFEST} cannot be read: {e}")
     if manifest is None:
         return Found(namespace_id, None, f"it has no {names.MANIFEST}")
-    namespace = _parsed(manifest)
-    if namespace is None or namespace.id != namespace_id:
+    namespace = _parsed(manifest, namespace_id)
+    if namespace is None:
         problem = f"its {names.MANIFEST} is damaged or of another namespace"
         return Found(namespace_id, None, problem)
     return Found(namespace_id, namespace)
 
 
-def _parsed(manifest: bytes) -> Namespace | None:
+def _parsed(manifest: bytes, namespace_id: str) -> Namespace | None:
     try:
         fields = json.loads(manifest)
-        return Namespace(fields) if isinstance(fields, dict) else None
+        namespace = Namespace(fields) if isinstance(fields, dict) else None
     except (ValueError, RecursionError):
         return None
+    return namespace if namespace is not None and namespace.id == namespace_id else None
 
 
-def _get(client: Client, name: str) -> bytes | None:
+def _get(client: Client, name: str, is_good: Callable[[bytes], bool]) -> bytes | None:
+    """Asked for twice unless it is good, for what is in storage may be better than what came."""
+    found = _ask(client, name)
+    return found if found is None or is_good(found) else _ask(client, name)
+
+
+def _ask(client: Client, name: str) -> bytes | None:
     try:
         return bytes(client.get(name, _MAX_BYTES))
     except KVTiersError as e:

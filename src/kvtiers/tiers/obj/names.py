@@ -54,6 +54,11 @@ def is_namespace(name: str) -> bool:
     return fs_names.is_namespace(name)
 
 
+def is_ours(folder: str) -> bool:
+    """Whether what lies below this name is a namespace or of a measurement."""
+    return is_namespace(folder) or folder.startswith(TRIAL)
+
+
 def part_of(name: str) -> tuple[str, Part]:
     """Whose an object is, and what for; of no namespace: an empty id."""
     first, _, rest = name.partition("/")

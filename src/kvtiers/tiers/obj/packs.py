@@ -30,6 +30,10 @@ from kvtiers.tiers import record
 VERSION = 1
 MAX_PACK_BYTES = 64 << 20
 """No pack is made longer, unless one chunk is."""
+MAX_FRONT_BYTES = 16 << 20
+"""No front is longer: not of so many chunks of one byte with the longest keys."""
+MAX_GONE = 16384
+"""No pack says of more chunks that they are gone."""
 
 _MAGIC = b"KVTpack\0"
 _HEAD = struct.Struct("<8sHHI16sQ")
@@ -96,6 +100,8 @@ def _row(entry: Packed) -> bytes:
 def parse_front(front: bytes | memoryview, namespace_id: str) -> list[Packed] | KVTiersError:
     """What a front says, or why (``Kind.CORRUPT``) it says nothing."""
     front = bytes(front)
+    if len(front) > MAX_FRONT_BYTES:
+        return _corrupt("its front is longer than any")
     if len(front) < PAGE_BYTES or len(front) % PAGE_BYTES:
         return _corrupt(f"its front is short: {len(front)} bytes")
     magic, version, _, count, namespace, whole = _HEAD.unpack_from(front)

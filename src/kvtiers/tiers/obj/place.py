@@ -12,8 +12,9 @@ from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Key, Namespace
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers import record
 from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
-from kvtiers.tiers.obj import manifests, names, packs
+from kvtiers.tiers.obj import manifests, names
 from kvtiers.tiers.obj.client import Client, open_client
+from kvtiers.tiers.obj.fronts import read_front
 from kvtiers.tiers.obj.index import PackIndex
 from kvtiers.tiers.obj.maintain import maintain
 from kvtiers.tiers.obj.options import ObjOptions
@@ -60,7 +61,7 @@ class ObjPlace:
 
     def namespaces(self) -> list[Found]:
         """Every folder named like a namespace."""
-        return manifests.namespaces(self._client)
+        return manifests.namespaces(self._client, self._client.folders())
 
     def entries(self, namespace_id: str) -> Iterator[Entry]:
         """What is in packs, then every object that is named as a chunk. Used: when written."""
@@ -74,12 +75,18 @@ class ObjPlace:
     def _list(self, namespace_id: str) -> Iterator[Entry]:
         shelf = Shelf(self._client, namespace_id, PackIndex(_MAX_PACKED), time.time)
         self._shelves[namespace_id] = shelf
-        yield from shelf.scan(self._together.run, lambda keys: None)
+        yield from shelf.scan(self._all, lambda keys: None)
         for page in self._client.objects(namespace_id):
             for stored in page:
                 key = names.key_of(namespace_id, stored.name)
                 if key is not None:
                     yield Entry(key, max(0, stored.bytes - PAGE_BYTES), stored.modified_at)
+
+    def _all(self, acts: Sequence[Callable[[], None]]) -> None:
+        """Raises what one of them raised: what a tool passed over would look as if it were not."""
+        for error in self._together.run(acts):
+            if error is not None:
+                raise error
 
     def find(self, namespace_id: str, keys: Sequence[Key]) -> list[Entry | None]:
         """From memory, once the namespace was listed."""
@@ -98,8 +105,9 @@ class ObjPlace:
 
     def read(self, namespace_id: str, keys: Sequence[Key]) -> Iterator[tuple[Key, Payload]]:
         """Some at the same time, as many as fit into 32 MiB."""
-        for some in self._windows(self._listed(namespace_id, keys), keys):
-            acts = [partial(self._payload, namespace_id, key) for key in some]
+        known = self._listed(namespace_id, keys)
+        for some in self._windows(known, keys):
+            acts = [partial(self._payload, namespace_id, key, known.get(key)) for key in some]
             yield from zip(some, self._together.run(acts), strict=True)
 
     def _windows(self, known: Mapping[Key, Entry], keys: Sequence[Key]) -> Iterator[list[Key]]:
@@ -115,9 +123,11 @@ class ObjPlace:
         if some:
             yield some
 
-    def _payload(self, namespace_id: str, key: Key) -> memoryview:
-        """The verified chunk. Raises KVTiersError."""
+    def _payload(self, namespace_id: str, key: Key, entry: Entry | None) -> memoryview:
+        """The verified chunk. Raises KVTiersError. ``entry``: what is known of its length."""
         where = f"{self._client.where}/{names.chunk_name(namespace_id, key)}"
+        if entry is not None and entry.bytes > MAX_CHUNK_BYTES:
+            raise _damaged(where, "it is larger than any chunk")
         data = self._record(namespace_id, key)
         if data.nbytes <= PAGE_BYTES:
             raise _damaged(where, f"it is short: {data.nbytes} bytes")
@@ -143,15 +153,15 @@ class ObjPlace:
         return [self._repair(namespace.id, entry.key) for entry in damaged]
 
     def _repair(self, namespace_id: str, key: Key) -> str:
+        shelf = self._shelves[namespace_id]
         try:
-            self._payload(namespace_id, key)
+            self._payload(namespace_id, key, self._now(namespace_id, key))
             return "intact by now"
         except KVTiersError as e:
             if e.kind is Kind.VANISHED:
                 return "gone by now"
             if e.kind is not Kind.CORRUPT:
                 return f"cannot be removed: {e}"
-        shelf = self._shelves[namespace_id]
         try:
             if shelf.find([key]) == [None]:
                 self._client.delete([names.chunk_name(namespace_id, key)])
@@ -160,6 +170,14 @@ class ObjPlace:
             return "removed"
         except KVTiersError as e:
             return f"cannot be removed: {e}"
+
+    def _now(self, namespace_id: str, key: Key) -> Entry | None:
+        """As it is now. Raises KVTiersError."""
+        (place,) = self._shelves[namespace_id].find([key])
+        if place is not None:
+            return Entry(key, place.length - PAGE_BYTES, 0.0)
+        size = self._client.size(names.chunk_name(namespace_id, key))
+        return None if size is None else Entry(key, size - PAGE_BYTES, 0.0)
 
     # -- what else lies there -------------------------------------------------------------------
 
@@ -210,15 +228,7 @@ class ObjPlace:
                 pack = names.pack_at(namespace_id, stored.name)
                 if pack is None:
                     continue
-                try:
-                    front = self._client.get(stored.name, pack.front_pages * PAGE_BYTES)
-                except KVTiersError as e:
-                    if e.kind is Kind.VANISHED:
-                        continue
-                    if e.kind is not Kind.CORRUPT:
-                        raise
-                    front = memoryview(b"")
-                said = packs.parse_front(front, namespace_id)
+                said = read_front(self._client, namespace_id, pack)
                 if isinstance(said, KVTiersError):
                     problem = f"{self._client.where}/{stored.name}: {said}"
                     yield Fault(namespace_id, problem, "removed"), stored.name

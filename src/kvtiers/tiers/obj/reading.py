@@ -51,9 +51,18 @@ class Reading:
         again = [n for n, error in enumerate(results) if _is_lack(error)]
         if again:
             lacking = [items[n] for n in again]
+            self._look_again([e for n in again if (e := results[n]) is not None], lacking)
             for n, error in zip(again, self._read_again(lacking), strict=True):
                 results[n] = error
         return results
+
+    def _look_again(self, errors: Sequence[KVTiersError], items: Sequence[Item]) -> None:
+        """Where packs said that it lies may have been a wrong answer, too."""
+        damaged = [i.key for i, e in zip(items, errors, strict=True) if e.kind is Kind.CORRUPT]
+        places = self._shelf.find(damaged)
+        packs = [place.pack for place in places if place is not None]
+        if packs:
+            self._shelf.look_again(packs, self._together.run)
 
     def _read_again(self, items: Sequence[Item]) -> Sequence[Result]:
         """Perhaps others know more, or a second answer is better."""
@@ -69,7 +78,9 @@ class Reading:
         packs: dict[PackName, list[tuple[int, Place]]] = {}
         single: list[int] = []
         for n, place in enumerate(self._shelf.find(item.key for item in items)):
-            if place is not None:
+            if place is not None and place.length != PAGE_BYTES + items[n].view.nbytes:
+                results[n] = self._error(items[n], f"its pack gives it {place.length} bytes")
+            elif place is not None:
                 packs.setdefault(place.pack, []).append((n, place))
             elif items[n].view.nbytes >= self._pack_below:
                 single.append(n)

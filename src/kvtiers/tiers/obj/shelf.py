@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from kvtiers.chunks import PAGE_BYTES, Key
-from kvtiers.errors import Kind, KVTiersError
+from kvtiers.errors import KVTiersError
 from kvtiers.tiers import record
 from kvtiers.tiers.base import Entry, Item
 from kvtiers.tiers.obj import names, packs
 from kvtiers.tiers.obj.client import Client
+from kvtiers.tiers.obj.fronts import read_front
 from kvtiers.tiers.obj.index import PackIndex, Place
 from kvtiers.tiers.obj.names import PackName
 from kvtiers.tiers.obj.packs import Packed
@@ -86,6 +87,13 @@ class Shelf:
             if self._failure is not None:
                 raise copy.copy(self._failure)  # each with a traceback of its own
 
+    def look_again(self, packs_: Iterable[PackName], run: Run) -> None:
+        """Forget what these packs said, which led to damage, and ask them once more."""
+        some = sorted(set(packs_))
+        with self._lock:
+            self._index.forget(some)
+        run([partial(self._take_in, pack) for pack in some])
+
     def scan(self, run: Run, left: Callable[[Sequence[Key]], None]) -> Iterator[Entry]:
         """List all packs, and what is in them, the latest first. ``left`` hears of what is gone.
 
@@ -128,15 +136,9 @@ class Shelf:
             return [pack for pack in listed if not self._index.has_seen(pack)]
 
     def _take_in(self, pack: PackName) -> None:
-        try:
-            front = self._client.get(pack.below(self._id), pack.front_pages * PAGE_BYTES)
-        except KVTiersError as e:
-            if e.kind is Kind.VANISHED:
-                return  # it left since it was listed
-            if e.kind is not Kind.CORRUPT:
-                raise
-            front = memoryview(b"")
-        entries = packs.parse_front(front, self._id)
+        entries = read_front(self._client, self._id, pack)
+        if entries is None:
+            return  # it left since it was listed
         if isinstance(entries, KVTiersError):
             where = f"{self._client.where}/{pack.below(self._id)}"
             _log.warning("%s: %s; what is in it is not found", where, entries)
@@ -169,7 +171,14 @@ class Shelf:
 
         They are for this engine, whatever happens.
         """
-        self._put(packs.gone(keys), [])
+        failure = None
+        for at in range(0, len(keys), packs.MAX_GONE):
+            try:
+                self._put(packs.gone(keys[at : at + packs.MAX_GONE]), [])
+            except KVTiersError as e:
+                failure = e
+        if failure is not None:
+            raise failure
 
     def _put(self, entries: Sequence[Packed], records: Sequence[memoryview | bytes]) -> None:
         front = packs.pack_front(self._id, entries)

@@ -1,5 +1,6 @@
 """A bucket with a bound: never above it by what one engine writes, and the oldest leave."""
 
+import time
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -9,10 +10,13 @@ from hypothesis import strategies as st
 from kvtiers.errors import ConfigError, Kind
 from kvtiers.events import Reason
 from kvtiers.testing.bench import Environment, Slots
-from kvtiers.testing.values import NAMESPACE, OTHER_NAMESPACE
+from kvtiers.testing.values import LAYOUT, NAMESPACE, OTHER_NAMESPACE
 from kvtiers.tiers.base import Usage
 from kvtiers.tiers.obj import store as obj_store
+from kvtiers.tiers.obj.maintain import maintain
 from kvtiers.tiers.obj.room import Room
+from kvtiers.tiers.obj.together import one_by_one
+from kvtiers.tiers.places import Aim
 from tests.servers.s3_faults import S3Fault, What
 from tests.unit.tiers.obj.obj_kit import large, small
 
@@ -60,6 +64,38 @@ def test_what_was_written_first_leaves_first_and_it_is_never_above_the_bound(rea
         bench.must_hold(written[len(gone) :])
         used = bench.store.usage().used_bytes
         assert real.used() <= used <= CAPACITY
+
+
+def test_a_write_that_is_long_against_the_bound_fits_in_parts(real):
+    least = 32 * (LAYOUT.slot_bytes + 4096)
+    with real.open(capacity_bytes=least) as bench:
+        in_the_foreground(bench.store)
+        for n in range(4):
+            errors = bench.write_from(Slots.filled(small(*range(100 * n, 100 * n + 100))))
+            assert errors.count(None) > 2
+            assert real.used() <= least
+
+
+def test_what_a_clock_that_is_ahead_wrote_leaves_all_the_same(real):
+    ahead = Environment(NAMESPACE)
+    ahead.wall.advance(10 * 365 * 86_400.0)  # of 2023
+    with real.open(environment=ahead) as bench:
+        bench.write([*small("a"), *large("b")])
+        bench.store.delete(small("a"))
+    in_2_hours = time.time() + 7200
+    report = maintain(
+        real.client(), Aim(older_than_s=3600.0), one_by_one, wall_clock=lambda: in_2_hours
+    )
+    assert (len(report.packs), len(report.chunks), report.failed) == (2, 1, [])
+    assert report.packs == sorted(report.packs)  # what says that it is gone leaves after it
+
+
+def test_what_others_have_there_is_not_even_looked_at(fake, faulty):
+    with faulty.open() as bench:
+        bench.write(large("a"))
+    fake.objects.change("bucket/kv/theirs//with/../no path", b"x" * 99)
+    report = maintain(faulty.client(), Aim(max_bytes=0), one_by_one)
+    assert (len(report.chunks), report.failed) == (1, [])
 
 
 def test_objects_of_other_namespaces_count_and_leave(real):

@@ -5,9 +5,13 @@ from contextlib import nullcontext
 
 import pytest
 
+from kvtiers.chunks import PAGE_BYTES
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.testing.bench import Slots
+from kvtiers.testing.values import NAMESPACE
+from kvtiers.tiers.obj import manifests, packs
 from kvtiers.tiers.obj import store as obj_store
+from kvtiers.tiers.obj.names import PackName
 from tests.servers.s3_faults import S3Fault, What
 from tests.unit.tiers.obj.obj_kit import SECRETS, large, small
 
@@ -115,6 +119,65 @@ def test_one_wrong_answer_is_no_damage(what, names_, fake, faulty):
         assert bench.read(names_) == [None]
         assert fake.struck() == [what]
         assert bench.environment.removed == []
+
+
+ONCE = pytest.mark.parametrize(
+    "what", [What.GARBAGE, What.OTHER, What.SHORT], ids=lambda w: w.value
+)
+
+
+@ONCE
+def test_one_wrong_answer_does_not_hide_what_is_in_a_pack(what, fake, faulty):
+    with faulty.open() as ours, faulty.open() as theirs:
+        ours.write(small("a"))
+        ours.write(small("z"))
+        fake.fail(S3Fault(what, "GET", first=1))
+        theirs.contains(small("a", "z"))
+        assert fake.struck() == [what]
+        if what is What.OTHER:  # which is the front of a pack, and says nothing true of this one
+            assert set(theirs.read(small("a", "z"))) <= {None, Kind.VANISHED}
+        else:
+            theirs.must_hold(small("a", "z"))
+        ours.must_hold(small("a", "z"))
+
+
+@ONCE
+def test_one_wrong_answer_is_no_other_manifest(what, fake, faulty):
+    with faulty.open():
+        pass
+    fake.fail(S3Fault(what, "GET", first=1))
+    with faulty.open():
+        assert fake.struck() == [what]
+    fake.fail(S3Fault(what, "GET", first=1))
+    (found,) = manifests.namespaces(faulty.client(), [NAMESPACE.id])
+    assert found.namespace == NAMESPACE
+
+
+def test_a_pack_that_lies_about_lengths_costs_no_memory(fake, faulty):
+    (name,) = small("a")
+    pack = PackName(1, 5, 1)
+    lie = packs.pack_front(NAMESPACE.id, [packs.Packed(name, PAGE_BYTES, 1 << 40)])
+    fake.objects.change(f"bucket/kv/{pack.below(NAMESPACE.id)}", lie.ljust(1 << 20, b"z"))
+    with faulty.open() as bench:
+        bench.contains([name])
+        before = len(fake.requests)
+        assert bench.read([name]) == [Kind.CORRUPT]
+        front = f"bytes=0-{PAGE_BYTES - 1}"
+        assert {r.range for r in fake.requests[before:] if r.method == "GET"} == {front}
+        bench.must_lack([name])  # it is said to be gone
+        bench.write([name])
+        bench.must_hold([name])
+
+
+def test_no_more_is_read_of_a_front_than_any_front_has(fake, faulty):
+    pack = PackName(1, 5, 999_999)
+    fake.objects.change(f"bucket/kv/{pack.below(NAMESPACE.id)}", b"z" * (20 << 20))
+    with faulty.open() as bench:
+        assert bench.contains(small("a")) == [False]
+        assert {r.range for r in fake.requests if r.range} <= {
+            "bytes=0-1048575",
+            "bytes=0-16777216",
+        }
 
 
 def test_damage_that_cannot_be_taken_away_is_found_again_until_it_is_written(fake, faulty, caplog):
