@@ -27,8 +27,10 @@ _ANSWERS: Mapping[bytes, Types] = {
     b"EXPIRE": (int,),
     b"GET": (bytes, NoneType),
     b"INFO": (bytes,),
+    b"OBJECT": (int, NoneType),
     b"SCAN": (list,),
     b"SET": (bytes,),
+    b"STRLEN": (int,),
     b"TOUCH": (int,),
     b"UNLINK": (int,),
 }

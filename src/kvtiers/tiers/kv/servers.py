@@ -55,10 +55,19 @@ class OneServer:
             self.sentinel.close()
 
 
-def servers_of(address: Address, options: KvOptions, clock: Callable[[], float]) -> Servers:
-    """Connects to nobody yet. Raises ConfigError if a secret is not where the options say."""
+def servers_of(
+    address: Address,
+    options: KvOptions,
+    clock: Callable[[], float],
+    greet: Callable[[Any], None] | None = None,
+) -> Servers:
+    """Connects to nobody yet. Raises ConfigError if a secret is not where the options say.
+
+    ``greet`` logs in on a new connection, in place of its ``on_connect``, which it calls.
+    """
     life = wire.Life()
     common = {**_login(address, options), **_common(options), "life": life}
+    common["redis_connect_func"] = greet
     if address.topology == "cluster":
         kind = wire.TlsWire if address.tls else wire.TcpWire
         tls = _tls(options) if address.tls else {}

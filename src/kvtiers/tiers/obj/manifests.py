@@ -1,13 +1,11 @@
 """What a namespace is: written beside its chunks, and compared when a tier is opened."""
 
-import json
-
 from kvtiers.chunks import Namespace
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.tiers.obj import names
 from kvtiers.tiers.obj.client import Client
 from kvtiers.tiers.options import bad_option
-from kvtiers.tiers.places import Found
+from kvtiers.tiers.places import Found, parse_manifest
 
 _MAX_BYTES = 1 << 20
 
@@ -48,19 +46,11 @@ def _found(client: Client, namespace_id: str) -> Found:
         return Found(namespace_id, None, f"its {names.MANIFEST} cannot be read: {e}")
     if manifest is None:
         return Found(namespace_id, None, f"it has no {names.MANIFEST}")
-    namespace = _parsed(manifest)
+    namespace = parse_manifest(manifest)
     if namespace is None or namespace.id != namespace_id:
         problem = f"its {names.MANIFEST} is damaged or of another namespace"
         return Found(namespace_id, None, problem)
     return Found(namespace_id, namespace)
-
-
-def _parsed(manifest: bytes) -> Namespace | None:
-    try:
-        fields = json.loads(manifest)
-        return Namespace(fields) if isinstance(fields, dict) else None
-    except (ValueError, RecursionError):
-        return None
 
 
 def _get(client: Client, name: str) -> bytes | None:
