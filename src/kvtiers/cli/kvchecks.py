@@ -63,7 +63,7 @@ def check_service(options: KvOptions, trial: "ServerTrial") -> Check:
         took = statistics.median(_timed(trial, name) for _ in range(_ASKED))
     except KVTiersError as e:
         return Check("service", Grade.FAIL, str(e), "an engine would have misses only")
-    found = f"{parse_address(options.url)} answers in {took * 1e3:.1f} ms"
+    found = f"{parse_address(options.url)} answers in {took * 1e3:.2f} ms"
     return Check("service", Grade.OK, found)
 
 

@@ -1,6 +1,7 @@
 """Measuring under names of its own on a key-value server, and the server alone by bare calls."""
 
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ class BareValues:
         self._trial = trial
         self._chunk = chunk
         self._payload = memoryview(secrets.token_bytes(chunk))
+        self._local = threading.local()
 
     def write(self, first: int, end: int) -> None:
         """One call."""
@@ -44,7 +46,15 @@ class BareValues:
 
     def read(self, first: int, end: int) -> None:
         """One call."""
-        self._trial.get(first, memoryview(bytearray(self._chunk)))
+        self._trial.get(first, self._place())
+
+    def _place(self) -> memoryview:
+        """Memory of this thread's own, as host memory is there already."""
+        try:
+            place: memoryview = self._local.place
+        except AttributeError:
+            place = self._local.place = memoryview(bytearray(self._chunk))
+        return place
 
     def close(self) -> None:
         """The trial has the connections."""
