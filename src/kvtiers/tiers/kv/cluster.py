@@ -29,7 +29,8 @@ class ClusterServers:
     """The primaries of a cluster. Any thread.
 
     ``hosts``: some of them, to ask at first; ``connect`` makes a server of a host, without
-    connecting, and ``disconnect`` closes what it has. ``trial_s``: a call ends within that.
+    connecting, and ``disconnect`` closes what it has and nobody uses. ``trial_s``: a call ends
+    within that.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class ClusterServers:
 
     def close(self) -> None:
         """Close all connections, for good."""
-        self._life.over = True
+        self._life.end()
         with self._lock:
             servers = list(self._servers.values())
         for server in servers:

@@ -46,8 +46,8 @@ class Connections(Protocol):
     def release(self, connection: Any) -> None:
         """Give it back."""
 
-    def disconnect(self) -> None:
-        """Close all, those in use as well."""
+    def disconnect(self, inuse_connections: bool) -> None:
+        """Close all that nobody uses, or those in use as well."""
 
 
 @dataclass(slots=True, eq=False)

@@ -49,7 +49,7 @@ class OneServer:
 
     def close(self) -> None:
         """Close all connections, also to Sentinel."""
-        self.life.over = True
+        self.life.end()
         _disconnect(self.server)
         if self.sentinel is not None:
             self.sentinel.close()
@@ -161,5 +161,5 @@ def _pool(kind: type, **keywords: Any) -> ConnectionPool:
 
 
 def _disconnect(server: Server) -> None:
-    """Lanes that are inside find their connections closed."""
-    server.pool.disconnect()
+    """Close what nobody uses. A lane that is inside goes on, unless its life has ended."""
+    server.pool.disconnect(inuse_connections=False)

@@ -8,9 +8,11 @@ https://redis.io/docs/latest/develop/reference/protocol-spec/.
 
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from redis._parsers import _RESP2Parser
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
@@ -204,11 +206,28 @@ def _send_all(sock: socket.socket, pieces: list[Piece]) -> None:
             views[0] = views[0][sent:]
 
 
-@dataclass(slots=True, eq=False)
 class Life:
-    """Whether those who share it may still connect."""
+    """Whether those who share it may still connect. Any thread."""
 
-    over: bool = False
+    def __init__(self) -> None:
+        self.over = False
+        self._lock = threading.Lock()
+        self._connections: WeakSet[_Receiving] = WeakSet()
+
+    def join(self, connection: "_Receiving") -> None:
+        """It is interrupted when the life ends."""
+        with self._lock:
+            self._connections.add(connection)
+
+    def end(self) -> None:
+        """Whoever is inside finds his connection closed, and closes it: it is his to close, for
+        the number of a descriptor that another closes may be somebody else's a moment later.
+        """
+        self.over = True
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.interrupt()
 
 
 class _Receiving:
@@ -222,6 +241,14 @@ class _Receiving:
     def __init__(self, *, life: Life, **keywords: Any) -> None:
         self._life = life
         super().__init__(**keywords)
+        life.join(self)
+
+    def interrupt(self) -> None:
+        """Whoever sends or receives gets an error, from another thread too."""
+        sock = self._sock
+        if sock is not None:
+            with suppress(OSError):  # the other end was faster
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS keeps its state
 
     def connect_check_health(self, *args: Any, **keywords: Any) -> None:
         """Connect, unless its life is over: a lane that is inside must not, after ``close``."""
@@ -260,12 +287,10 @@ class _Receiving:
             return self.read_response(disable_decoding=True)  # type: ignore[attr-defined]
         except _NO_RESP as e:
             raise InvalidResponse(f"this is no RESP: {e}") from None
-        except AttributeError:  # closed by another thread, and the parser has no buffer any more
-            if self._parser._buffer is None:
-                raise Disconnected(_CLOSED) from None
-            raise
         finally:
             buffer.targets = None
+            if self._life.over:  # nobody else would close it
+                self.disconnect()  # type: ignore[attr-defined]
 
 
 class TcpWire(_Receiving, Connection):

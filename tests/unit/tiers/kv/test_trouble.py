@@ -124,6 +124,30 @@ def test_close_does_not_wait_for_a_call_that_hangs(server, opened):
         assert not one.store._servers.server.pool._in_use_connections
 
 
+def test_a_connection_is_closed_by_who_uses_it(server, opened, monkeypatch):
+    """Another thread would close a descriptor whose number somebody else may have by then."""
+    closed_by: set[str] = set()
+    plain = socket.socket.close
+
+    def close(sock):
+        closed_by.add(threading.current_thread().name)
+        plain(sock)
+
+    one = opened(url=server.url, timeout_s=60)
+    one.write(1)
+    with server.frozen():
+        lane = threading.Thread(target=one.read, args=(1,), name="lane")
+        lane.start()
+        valkey.wait_until(lambda: one.store._servers.server.pool._in_use_connections, "it asks")
+        monkeypatch.setattr(socket.socket, "close", close)
+        one.store.close()
+        one.store.close()
+        lane.join(20)
+    assert closed_by == {"lane"}
+    (connection,) = one.store._servers.server.pool._available_connections
+    assert not connection.is_connected
+
+
 def test_a_reply_that_breaks_off_fails_what_was_not_received(opened):
     """The server answers the first of two reads, and half of the second."""
     good = opened()
