@@ -29,7 +29,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 def add_place(parser: argparse.ArgumentParser, *, namespace: bool = True) -> None:
     """The URL of a tier and, unless it is of no use, a namespace in it."""
     parser.add_argument(
-        "url", metavar="URL", help="fs:///PATH?layout=..., s3://BUCKET/PREFIX?endpoint=..."
+        "url",
+        metavar="URL",
+        help="fs:///PATH?layout=..., s3://BUCKET/PREFIX?endpoint=..., redis://HOST",
     )
     if namespace:
         add_namespace(parser)

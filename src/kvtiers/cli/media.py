@@ -1,4 +1,4 @@
-"""What a tier is measured on: a disk, or a bucket; each says where a trial takes place."""
+"""What a tier is measured on: a disk, a bucket, a server; each says where a trial takes place."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from kvtiers.cli.bare import Bare
+from kvtiers.cli.kvtrial import BareValues, server_trial
 from kvtiers.cli.measure import LANES, open_bare, trial_options
 from kvtiers.cli.objtrial import BareObjects, bucket_trial
 from kvtiers.cli.output import size
@@ -15,6 +16,8 @@ from kvtiers.errors import ConfigError, map_errors
 from kvtiers.tiers.fs import trials
 from kvtiers.tiers.fs.tools import FsURL
 from kvtiers.tiers.fs.urls import layout_of
+from kvtiers.tiers.kv import urls as kv
+from kvtiers.tiers.kv.options import KvOptions
 from kvtiers.tiers.obj.client import open_client
 from kvtiers.tiers.obj.options import ObjOptions
 from kvtiers.tiers.obj.written import url_of
@@ -144,6 +147,47 @@ class Bucket:
         return f"one bare request for each chunk, {self.lanes[0]} at a time"
 
 
-def medium_of(parsed: FsURL | ObjOptions) -> Medium:
+class KeyValueServer:
+    """Of ``kv``: a prefix of its own below the tier's."""
+
+    name = "server"
+    layout = "values"
+
+    def __init__(self, options: KvOptions) -> None:
+        self._options = options
+        threads = options.n_write_threads, options.n_read_threads + options.n_write_threads
+        self.lanes = threads
+        self.kept = kv.url_of(options)
+
+    def refuse(self, total: int, keep: bool) -> None:
+        """Whether there is room its memory shows: what it evicts meanwhile is an error."""
+        if keep and kv.open_kv(self._options, _unheard, True).has_any():
+            raise ConfigError(
+                f"--keep: something is stored at {self.kept} already: name a prefix that nobody "
+                "uses"
+            )
+
+    @contextmanager
+    def trial(self, chunk: int, count: int, keep: bool) -> Iterator[Trial]:
+        """Under names that no engine and no other tool uses."""
+        with server_trial(self._options) as trial:
+            yield Trial(
+                kv.options_of(self._options) if keep else trial.options,
+                lambda direct: BareValues(trial, chunk),
+            )
+
+    def footnote(self, direct: bool) -> str:
+        """Of the server."""
+        wrote, read = self.lanes
+        return f"one bare call for each chunk, written {wrote} and read {read} at a time"
+
+
+def _unheard(sentence: str) -> None:
+    """Said when the tier is looked at."""
+
+
+def medium_of(parsed: FsURL | ObjOptions | KvOptions) -> Medium:
     """The medium of a parsed URL."""
+    if isinstance(parsed, KvOptions):
+        return KeyValueServer(parsed)
     return Disk(parsed) if isinstance(parsed, FsURL) else Bucket(parsed)

@@ -1,10 +1,10 @@
 """Whether the demo showed what it claims. Pure: records in, a sentence out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtiers.demo.plan import Mode
-from kvtiers.demo.records import PassRecord, Records, same_answers, speedup
+from kvtiers.demo.records import PassRecord, Records, TurnRecord, same_answers, speedup
 
 MIN_SPEEDUP = 2.0
 """The later turns must get their first token at least this many times sooner."""
@@ -59,7 +59,21 @@ def _differing(records: Records) -> Iterator[str]:
             f"{mode.title}: {same.count(False)} of {len(same)} answers differ from the reference, "
             f"first in conversation {turn.conversation + 1} turn {turn.turn + 1} "
             f"({turn.tokens.cached} tokens cached, {expected.tokens.cached} in the reference)"
+            f"{_missed(records[mode].turns[: first + 1], reference, turn.conversation)}"
         )
+
+
+def _missed(turns: Sequence[TurnRecord], reference: PassRecord, conversation: int) -> str:
+    """What was computed again until then: from there on it rounds otherwise, with no byte wrong."""
+    ours = [turn.tokens.computed for turn in turns if turn.conversation == conversation]
+    theirs = [t.tokens.computed for t in reference.turns if t.conversation == conversation]
+    missed = sum(ours) - sum(theirs[: len(ours)])
+    if missed <= 0:
+        return ""
+    return (
+        f", after {missed} of its tokens were computed again, which rounds otherwise: the tier was "
+        "too slow for what left host memory, or lost it"
+    )
 
 
 def _unused(records: Records) -> Iterator[str]:

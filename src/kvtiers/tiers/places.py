@@ -8,8 +8,9 @@ uses; what leaves to make room leaves by the maintenance of the layout. :mod:`kv
 opens places.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -54,6 +55,15 @@ class Found:
     """Why there is none: one sentence."""
 
 
+def parse_manifest(manifest: bytes) -> Namespace | None:
+    """The namespace that a manifest describes; None if it is none."""
+    try:
+        fields = json.loads(manifest)
+        return Namespace(fields) if isinstance(fields, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Bytes of files (their lengths, as ``capacity_bytes`` counts them) of one part."""
@@ -95,6 +105,22 @@ class Aim:
         for key in ("max_bytes", "older_than_s"):
             value = getattr(self, key)
             require(value is None or value >= 0, key, f"is {value}: give 0 or more")
+
+
+def how_many_leave(
+    oldest_first: Iterable[tuple[float, int]], used: int, aim: Aim, now: float
+) -> int:
+    """Of what was last used (or written) when, and has so many bytes, how many leave where ``used``
+    bytes lie.
+    """
+    count = 0
+    for used_at, nbytes in oldest_first:
+        old = aim.older_than_s is not None and used_at < now - aim.older_than_s
+        if not old and (aim.max_bytes is None or used <= aim.max_bytes):
+            break  # the rest is younger, and fits
+        count += 1
+        used -= nbytes
+    return count
 
 
 Left = tuple[str, int]

@@ -1,4 +1,4 @@
-"""URLs of tiers, as tools take them: ``fs:///PATH``, ``s3://BUCKET/PREFIX``."""
+"""URLs of tiers, as tools take them: ``fs:///PATH``, ``s3://BUCKET/PREFIX``, ``redis://HOST``."""
 
 import os
 import re
@@ -8,8 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from kvtiers.errors import ConfigError
-from kvtiers.tiers.fs.urls import open_fs, parse_fs
-from kvtiers.tiers.obj.urls import open_obj, parse_obj
+from kvtiers.tiers.fs.urls import below_fs, open_fs, parse_fs
+from kvtiers.tiers.kv import urls as kv
+from kvtiers.tiers.obj.urls import below_obj, open_obj, parse_obj
 from kvtiers.tiers.parameters import SplitURL, split_url
 from kvtiers.tiers.places import Complain, Place
 
@@ -22,15 +23,19 @@ class Scheme:
     """What a URL says; raises ConfigError, without a look at what lies there."""
     open: Callable[[Any, Complain, bool], Place]
     """The place of it, which has to be there unless it may be made. Raises ConfigError."""
+    below: Callable[[Any, str], Any]
+    """The same for a corner of that name, which what lies around it does not see."""
 
 
-_OBJ = Scheme(parse_obj, open_obj)
+_OBJ = Scheme(parse_obj, open_obj, below_obj)
+_KV = Scheme(kv.parse_kv, kv.open_kv, kv.below_kv)
 
 SCHEMES: Mapping[str, Scheme] = {
-    "fs": Scheme(parse_fs, open_fs),
+    "fs": Scheme(parse_fs, open_fs, below_fs),
     "s3": _OBJ,
     "gs": _OBJ,
     "az": _OBJ,
+    **dict.fromkeys(kv.SCHEMES, _KV),
 }
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.*", re.DOTALL)
@@ -42,6 +47,15 @@ def open_place(url: str, complain: Complain, *, make: bool = False) -> Place:
     Raises ConfigError, one sentence, for a URL that is not understood or a place that is absent.
     """
     return _scheme(url).open(parse_url(url), complain, make)
+
+
+def open_corner(url: str, name: str, complain: Complain) -> Place:
+    """A place of its own below the one that ``url`` names; nothing need be there yet.
+
+    Raises as ``open_place``.
+    """
+    scheme = _scheme(url)
+    return scheme.open(scheme.below(parse_url(url), name), complain, True)
 
 
 def parse_url(url: str) -> Any:

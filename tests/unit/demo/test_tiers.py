@@ -23,11 +23,13 @@ def test_a_run_on_a_server_has_names_of_its_own_that_leave_by_themselves():
 
 
 def test_the_options_are_those_of_the_tier():
-    url = "unix:///run/s?db=3&prefix=p&capacity_bytes=1000&tls_check_hostname=false&timeout_s=0.5"
+    url = "unix:///run/s?db=3&prefix=p&capacity=1KiB&username=u"
     entry = tier_at(url, "7")
     options = parse(KvOptions, {k: v for k, v in entry.items() if k != "type"})
-    assert (options.url, options.capacity_bytes) == ("unix:///run/s?db=3", 1000)
-    assert (options.tls_check_hostname, options.timeout_s) == (False, 0.5)
+    assert (options.url, options.capacity_bytes) == ("unix:///run/s?db=3", 1024)
+    assert options.username == "u"
+    entry = tier_at("rediss://h?tls_check_hostname=off", "7")
+    assert entry["tls_check_hostname"] is False
 
 
 def test_another_kind_of_tier_gets_a_folder_of_this_run(tmp_path):
@@ -39,9 +41,9 @@ def test_another_kind_of_tier_gets_a_folder_of_this_run(tmp_path):
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("redis://h?prefx=x", "prefx is not a known option: did you mean prefix?"),
-        ("redis://h?ttl_s=soon", "ttl_s is 'soon': give a number or null"),
-        ("redis://:hunter2@", "url is not understood: it names no server"),
+        ("redis://h?prefx=x", "unknown parameter 'prefx', did you mean prefix?"),
+        ("redis://h?ttl_s=soon", "ttl_s is 'soon': give a number of seconds"),
+        ("redis://:hunter2@h", "leave them to the environment"),
         ("redis://h?prefix={}", "prefix is '{}'"),
         ("nfs://h/x", "nfs"),
     ],

@@ -32,6 +32,24 @@ def test_one_other_answer_fails(samples, mode):
     assert said.count(";") == 0
 
 
+def test_another_answer_after_a_miss_says_so(samples):
+    """A slow tier and a wrong byte look alike otherwise."""
+
+    def other(turn):
+        tokens = turn.tokens
+        if (turn.conversation, turn.turn) == (1, 1):
+            tokens = replace(tokens, computed=tokens.computed + 128, disk=tokens.disk - 128)
+        answer = "?" if (turn.conversation, turn.turn) == (1, 2) else turn.answer
+        return replace(turn, tokens=tokens, answer=answer)
+
+    said = _failure(samples.change(samples.good_records(), Mode.DISK, other))
+    assert "after 128 of its tokens were computed again" in said
+    unmissed = samples.change(
+        samples.good_records(), Mode.DISK, lambda turn: replace(turn, answer="?")
+    )
+    assert "computed again" not in _failure(unmissed)
+
+
 def test_other_answers_without_offload_do_not_matter(samples):
     records = samples.change(
         samples.good_records(), Mode.NONE, lambda turn: replace(turn, answer="?")

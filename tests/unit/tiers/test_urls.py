@@ -28,7 +28,7 @@ def test_what_a_url_says(url, says):
         ("/var/x", "write fs:///var/x"),
         ("var", "write one like fs:///"),
         ("", "write one like fs:///"),
-        ("redis://host/x", "no tools for redis:// yet, only for fs://, s3://"),
+        ("nfs://host/x", "no tools for nfs:// yet, only for fs://, s3://"),
         ("fs://host/x", "names the host 'host'"),
         ("fs:///", "names no folder"),
         ("fs:///a%00b", "names no folder"),

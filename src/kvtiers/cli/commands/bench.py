@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("what", choices=["tier"], help="what is measured")
     parser.add_argument(
-        "url", metavar="URL", help="fs:///PATH?layout=..., s3://BUCKET/PREFIX?endpoint=..."
+        "url",
+        metavar="URL",
+        help="fs:///PATH?layout=..., s3://BUCKET/PREFIX?endpoint=..., redis://HOST",
     )
     parser.add_argument("--chunk-bytes", metavar="SIZE", default="2MiB", help="default 2MiB")
     parser.add_argument("--total-bytes", metavar="SIZE", default="512MiB", help="default 512MiB")

@@ -17,6 +17,7 @@ from kvtiers.cli.checks import (
 )
 from kvtiers.cli.common import add_common, parse_chunk_bytes
 from kvtiers.cli.diskchecks import TRIAL_BYTES
+from kvtiers.cli.kvchecks import check_server
 from kvtiers.cli.machinechecks import check_limits, check_memory, check_versions
 from kvtiers.cli.objchecks import check_bucket
 from kvtiers.cli.output import Output
@@ -29,12 +30,16 @@ from kvtiers.tiers.fs import FsOptions
 from kvtiers.tiers.fs.folders import nearest_folder, path_of
 from kvtiers.tiers.fs.quota import Eviction
 from kvtiers.tiers.fs.tools import FsURL
+from kvtiers.tiers.kv import urls as kv
+from kvtiers.tiers.kv.address import parse_address
+from kvtiers.tiers.kv.options import KvOptions
 from kvtiers.tiers.obj.options import ObjOptions
 from kvtiers.tiers.obj.written import site_of, url_of
 from kvtiers.tiers.options import parse
 from kvtiers.tiers.urls import open_place, parse_url
 
 _MAX_CONFIG = 16 << 20
+_At = FsURL | ObjOptions | KvOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +126,7 @@ class _Tier:
     """A tier to look at."""
 
     url: str
-    at: FsURL | ObjOptions
+    at: _At
     given: bool = False
     """By the call itself, not by the configuration."""
     share: float | None = None
@@ -133,7 +138,7 @@ class _Tier:
 def _tiers(config: KVTiersConfig | None, url: str | None) -> list[_Tier]:
     """Those configured, and that of ``url`` unless it is one of them: its options are known."""
     specs = [s for s in (config.secondary_tiers if config else ()) if s.module_path is None]
-    tiers = [_configured(s) for s in specs if s.type in ("fs", "obj")]
+    tiers = [_configured(s) for s in specs if s.type in ("fs", "obj", "kv")]
     if url is None:
         return tiers
     at = parse_url(url)
@@ -145,6 +150,9 @@ def _configured(spec: TierSpec) -> _Tier:
     if spec.type == "obj":
         options = parse(ObjOptions, spec.options)
         return _Tier(url_of(options), options)
+    if spec.type == "kv":
+        values = parse(KvOptions, spec.options)
+        return _Tier(kv.url_of(values), values)
     url = _url_of(spec)
     return _Tier(
         url,
@@ -154,11 +162,15 @@ def _configured(spec: TierSpec) -> _Tier:
     )
 
 
-def _site(at: FsURL | ObjOptions) -> tuple[str, ...]:
+def _site(at: _At) -> tuple[str, ...]:
+    if isinstance(at, KvOptions):
+        return str(parse_address(at.url)), at.prefix
     return (os.path.realpath(at.path),) if isinstance(at, FsURL) else site_of(at)
 
 
-def _shown(at: FsURL | ObjOptions) -> str:
+def _shown(at: _At) -> str:
+    if isinstance(at, KvOptions):
+        return str(parse_address(at.url))
     return at.path if isinstance(at, FsURL) else str(at.where)
 
 
@@ -191,6 +203,8 @@ def _check_tier(tier: _Tier, chunk: int | None, output: Output) -> list[Check]:
         with output.progress(total, "looking" if chunk is None else "trying it") as advance:
             if isinstance(at, ObjOptions):
                 return list(check_bucket(at, chunk, advance))
+            if isinstance(at, KvOptions):
+                return list(check_server(at, chunk, advance))
             if not os.path.lexists(at.path):
                 return list(check_absent(at, intended, advance))
             started = [check_start(at, tier.eviction)]

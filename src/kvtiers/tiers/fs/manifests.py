@@ -1,12 +1,10 @@
 """The namespaces under a root, as their manifests say."""
 
-import json
 import os
 
-from kvtiers.chunks import Namespace
 from kvtiers.errors import map_errors
 from kvtiers.tiers.fs import folders, names
-from kvtiers.tiers.places import Found
+from kvtiers.tiers.places import Found, parse_manifest
 
 
 def namespaces(root: str) -> list[Found]:
@@ -23,15 +21,7 @@ def _found(root: str, name: str) -> Found:
         return Found(name, None, f"it has no {names.MANIFEST}")
     except OSError as e:
         return Found(name, None, f"its {names.MANIFEST} cannot be read: {e.strerror}")
-    namespace = _parsed(manifest)
+    namespace = parse_manifest(manifest)
     if namespace is None or namespace.id != name:
         return Found(name, None, f"its {names.MANIFEST} is damaged or of another namespace")
     return Found(name, namespace)
-
-
-def _parsed(manifest: bytes) -> Namespace | None:
-    try:
-        fields = json.loads(manifest)
-        return Namespace(fields) if isinstance(fields, dict) else None
-    except (ValueError, RecursionError):
-        return None

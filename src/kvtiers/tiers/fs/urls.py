@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.fs import names
@@ -44,6 +44,11 @@ def parse_fs(url: SplitURL) -> FsURL:
     if not url.path.strip("/") or "\0" in url.path or url.fragment:
         raise ConfigError(f"{url.shown} names no folder: write one like fs:///var/cache/kvtiers")
     return FsURL(os.path.abspath(url.path), **url.parameters(_PARAMETERS))
+
+
+def below_fs(url: FsURL, name: str) -> FsURL:
+    """A folder of its own below that of a URL."""
+    return replace(url, path=os.path.join(url.path, name))
 
 
 def open_fs(parsed: FsURL, complain: Complain, make: bool) -> Place:

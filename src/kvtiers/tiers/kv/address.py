@@ -61,12 +61,6 @@ def host_and_port(host: Host) -> str:
     return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
-def is_address(url: str) -> bool:
-    """Whether a URL begins as one of a key-value server."""
-    scheme, mark, _ = url.partition("://")
-    return bool(mark) and _SCHEME.fullmatch(scheme) is not None
-
-
 def parse_address(url: str) -> Address:
     """Read a URL. Raises ConfigError about ``url``, without a word of what may be a password."""
     scheme, mark, _ = url.partition("://")

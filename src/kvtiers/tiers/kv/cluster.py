@@ -6,11 +6,11 @@ of that may be old: a server that is asked for a slot that it has not names the 
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-from redis.exceptions import AskError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, InvalidResponse, MovedError, RedisError, ResponseError
 
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.kv.address import Host, host_and_port
@@ -29,7 +29,8 @@ class ClusterServers:
     """The primaries of a cluster. Any thread.
 
     ``hosts``: some of them, to ask at first; ``connect`` makes a server of a host, without
-    connecting, and ``disconnect`` closes what it has. ``trial_s``: a call ends within that.
+    connecting, and ``disconnect`` closes what it has and nobody uses. ``trial_s``: a call ends
+    within that.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ClusterServers:
     def moved(self, error: MovedError | AskError) -> Server:
         """Who is named by an error, which is remembered if it is for good."""
         host = (error.host, error.port)
-        if not error.host:
+        if not (error.host and 0 < error.port < 1 << 16 and 0 <= error.slot_id < len(self._slots)):
             raise _failure("a server does not know who has a slot: see to the cluster")
         if isinstance(error, MovedError):
             self._slots[error.slot_id] = host
@@ -117,7 +118,7 @@ class ClusterServers:
 
     def close(self) -> None:
         """Close all connections, for good."""
-        self._life.over = True
+        self._life.end()
         with self._lock:
             servers = list(self._servers.values())
         for server in servers:
@@ -148,7 +149,7 @@ class ClusterServers:
         candidates = dict.fromkeys((*self._servers, *self._hosts))
         for host in sorted(candidates, key=lambda host: self._out_until.get(host, 0.0)):
             try:
-                self._take(host, self._ask(host))
+                self._take(slots_of(self._ask(host), host))
                 return
             except (RedisError, OSError) as e:
                 self._cause = e
@@ -168,11 +169,7 @@ class ClusterServers:
         finally:
             pool.release(connection)
 
-    def _take(self, asked: Host, table: Iterable[Any]) -> None:
-        slots: list[Host | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
-        for first, last, (name, port, *_), *_ in table:
-            host = ((name or b"").decode() or asked[0], port)
-            slots[first : last + 1] = [host] * (last + 1 - first)
+    def _take(self, slots: list[Host | None]) -> None:
         self._slots = slots
         self._known, self._stale = True, None in slots
         used = set(slots)
@@ -190,6 +187,23 @@ class ClusterServers:
 
     def __repr__(self) -> str:
         return f"<ClusterServers {len(set(self._slots) - {None})} servers>"
+
+
+def slots_of(table: Any, asked: Host) -> list[Host | None]:
+    """Who has each slot, by the reply to ``CLUSTER SLOTS`` of ``asked``, who need not name himself.
+
+    Raises InvalidResponse for a reply that is none.
+    """
+    slots: list[Host | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    try:
+        for first, last, (name, port, *_), *_ in table:
+            if not (0 <= first <= last < len(slots) and 0 < port < 1 << 16):
+                raise ValueError(f"slots {first} to {last} at port {port}")
+            host = ((name or b"").decode() or asked[0], port)
+            slots[first : last + 1] = [host] * (last + 1 - first)
+    except (ValueError, TypeError, AttributeError) as e:
+        raise InvalidResponse(f"no table of slots: {e}") from None
+    return slots
 
 
 def _failure(what: str) -> KVTiersError:

@@ -4,19 +4,37 @@ Everything is sent before the first reply is waited for. What a server says goes
 error too; what becomes of a connection goes to all calls that were waiting for it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Protocol
 
-from redis.exceptions import AskError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, InvalidResponse, MovedError, RedisError, ResponseError
 
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.kv.failures import explained
-from kvtiers.tiers.kv.wire import Piece, Wire, command
+from kvtiers.tiers.kv.wire import Length, Piece, Wire, asking, command
 
 _REDIRECTS = 3
 """How often a call follows a slot that moves to another server."""
 _ASKING = command(b"ASKING")
+
+Types = tuple[type, ...]
+PLACED: Types = (Length, NoneType)
+"""Answers to ``GET`` where there is a place for the value."""
+_ANSWERS: Mapping[bytes, Types] = {
+    b"EXISTS": (int,),
+    b"EXPIRE": (int,),
+    b"GET": (bytes, NoneType),
+    b"INFO": (bytes,),
+    b"OBJECT": (int, NoneType),
+    b"SCAN": (list,),
+    b"SET": (bytes,),
+    b"STRLEN": (int,),
+    b"TOUCH": (int,),
+    b"UNLINK": (int,),
+}
+"""By command, errors aside."""
 
 
 class Connections(Protocol):
@@ -28,8 +46,8 @@ class Connections(Protocol):
     def release(self, connection: Any) -> None:
         """Give it back."""
 
-    def disconnect(self) -> None:
-        """Close all, those in use as well."""
+    def disconnect(self, inuse_connections: bool) -> None:
+        """Close all that nobody uses, or those in use as well."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +67,9 @@ class Call:
     pieces: Callable[[], Iterable[Piece]]
     """What is to be sent, made as it is sent: then a checksum has just brought it into the cache.
     Must not raise."""
+    answers: Types
+    """What a server can answer, errors aside. A connection over which it says something else has
+    lost its place: which reply belongs to which call is not known any more."""
     targets: list[memoryview] | None = None
     """Where a value goes; see :meth:`~kvtiers.tiers.kv.wire.Wire.receive`."""
     server: Server | None = None
@@ -57,6 +78,11 @@ class Call:
     """The server is about to take over the slot."""
     reply: Any = field(default=None, repr=False)
     """Or a KVTiersError."""
+
+
+def question(name: bytes, *words: bytes, server: Server | None = None) -> Call:
+    """A call about the key ``name`` that takes no value along, and brings none to a place."""
+    return Call(name, asking(*words), _ANSWERS[words[0]], server=server)
 
 
 class Servers(Protocol):
@@ -191,14 +217,24 @@ class _Talk:
             self._server.pool.release(connection)
 
     def _reply(self, connection: Wire, call: Call) -> Any:
+        """Both replies of a call with ``ASKING`` are taken, whatever the first is."""
+        refused = self._next(connection, None, (bytes,)) if call.asking else None
+        reply = self._next(connection, call.targets, call.answers)
+        if isinstance(refused, ResponseError):
+            reply = refused
+        if isinstance(reply, ResponseError) and not isinstance(reply, AskError):
+            return explained(reply, self._operation, self._server.name)
+        return reply  # MovedError is an AskError
+
+    def _next(self, connection: Wire, targets: list[memoryview] | None, answers: Types) -> Any:
+        """A reply, or what the server refuses. Raises other errors of redis-py, and OSError."""
         try:
-            if call.asking:
-                connection.receive(None)
-            return connection.receive(call.targets)
-        except (AskError, MovedError) as e:
-            return e
+            reply = connection.receive(targets)
         except ResponseError as e:
-            return explained(e, self._operation, self._server.name)
+            return e
+        if not isinstance(reply, answers):
+            raise InvalidResponse(f"{type(reply).__name__} is no answer to {self._operation}")
+        return reply
 
     def _give_up(self, error: Exception, calls: Sequence[Call]) -> None:
         self.hang_up()

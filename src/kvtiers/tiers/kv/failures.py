@@ -80,6 +80,11 @@ def explained(error: BaseException, operation: str, where: str) -> KVTiersError:
     if isinstance(error, redis.ResponseError):
         said = str(error)[:200]
         return _failure(f"{where} refuses to {operation}: {said}", Kind.IO, _NEVER, operation)
+    if isinstance(error, redis.InvalidResponse):
+        what = f"{error}"[:200]
+        return _failure(
+            f"{where} says what no such server would, is it one? {what}", Kind.IO, _NEVER, operation
+        )
     refused = any(isinstance(e, ConnectionRefusedError | FileNotFoundError) for e in _chain(error))
     what = "nobody listens there" if refused else f"{error}"[:200] or type(error).__name__
     retry = _NEVER if refused else _MAY

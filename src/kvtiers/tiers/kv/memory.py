@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.base import Usage
-from kvtiers.tiers.kv.exchange import Call, Servers, exchange
-from kvtiers.tiers.kv.wire import asking
-
-_INFO = asking(b"INFO", b"memory")
+from kvtiers.tiers.kv.exchange import Servers, exchange, question
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class Memory:
 
 def ask(servers: Servers, operation: str) -> list[Memory]:
     """What each server says. Raises KVTiersError, the first if several do not answer."""
-    calls = [Call(b"", _INFO, server=server) for server in servers.all()]
+    calls = [question(b"", b"INFO", b"memory", server=each) for each in servers.all()]
     exchange(servers, calls, operation)
     for call in calls:
         if isinstance(call.reply, KVTiersError):

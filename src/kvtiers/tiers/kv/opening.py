@@ -13,13 +13,10 @@ from kvtiers.tiers.kv.address import Address
 from kvtiers.tiers.kv.exchange import Server, Servers
 from kvtiers.tiers.kv.failures import explained, refusal
 from kvtiers.tiers.kv.names import Names
-from kvtiers.tiers.kv.wire import command
+from kvtiers.tiers.kv.wire import MAX_VALUE_BYTES, command
 from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
-
-MAX_VALUE_BYTES = 512 << 20
-"""No server takes a longer value, unless it was told to."""
 
 
 def refuse_large_chunks(context: StoreContext) -> None:

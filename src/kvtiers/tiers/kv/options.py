@@ -11,6 +11,9 @@ from kvtiers.tiers.options import RunnerOptions, bad_option, require
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _MAX_SECRET_BYTES = 4096
+_MAX_TTL_S = 1e9
+"""Servers count milliseconds since 1970 in 63 bits, and refuse what has no room there."""
+_MAX_TIMEOUT_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +83,21 @@ class KvOptions(RunnerOptions):
             "prefix",
             f"is {self.prefix!a}: give up to 64 letters, digits or any of _ . : -",
         )
-        require(self.ttl_s is None or self.ttl_s >= 1, "ttl_s", f"is {self.ttl_s}: give 1 or more")
-        for name in ("capacity_bytes", "connect_timeout_s", "timeout_s", "max_batch_bytes"):
+        require(
+            self.ttl_s is None or 1 <= self.ttl_s <= _MAX_TTL_S,
+            "ttl_s",
+            f"is {self.ttl_s}: give 1 or more, and at most {_MAX_TTL_S:.0f}",
+        )
+        for name in ("capacity_bytes", "max_batch_bytes"):
             value = getattr(self, name)
             require(value is None or value > 0, name, f"is {value}: give more than 0")
+        for name in ("connect_timeout_s", "timeout_s"):
+            value = getattr(self, name)
+            require(
+                0 < value <= _MAX_TIMEOUT_S,
+                name,
+                f"is {value}: give more than 0, and at most {_MAX_TIMEOUT_S:.0f}",
+            )
 
     def _refuse_logins(self, username: str | None, password: str | None) -> None:
         require(

@@ -6,9 +6,11 @@ least once (https://redis.io/docs/latest/commands/scan/).
 
 from collections.abc import Iterator
 
+from redis.exceptions import InvalidResponse
+
 from kvtiers.errors import KVTiersError
-from kvtiers.tiers.kv.exchange import Call, Server, Servers, exchange
-from kvtiers.tiers.kv.wire import asking
+from kvtiers.tiers.kv.exchange import Server, Servers, exchange, question
+from kvtiers.tiers.kv.failures import explained
 
 _COUNT = b"512"
 """Keys that a server looks at in one step: others wait for so long."""
@@ -18,12 +20,15 @@ def names_at(servers: Servers, server: Server, pattern: bytes) -> Iterator[bytes
     """Every key that matches, perhaps twice. Raises KVTiersError."""
     cursor = b"0"
     while True:
-        words = asking(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _COUNT)
-        call = Call(b"", words, server=server)
+        words = b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _COUNT
+        call = question(b"", *words, server=server)
         exchange(servers, [call], "scan")
-        if isinstance(call.reply, KVTiersError):
-            raise call.reply
-        cursor, names = call.reply
-        yield from names
+        match call.reply:
+            case KVTiersError() as error:
+                raise error
+            case [bytes() as cursor, list() as names]:
+                yield from (name for name in names if isinstance(name, bytes))
+            case _:
+                raise explained(InvalidResponse("no cursor and names"), "scan", server.name)
         if cursor == b"0":
             return

@@ -49,16 +49,25 @@ class OneServer:
 
     def close(self) -> None:
         """Close all connections, also to Sentinel."""
-        self.life.over = True
+        self.life.end()
         _disconnect(self.server)
         if self.sentinel is not None:
             self.sentinel.close()
 
 
-def servers_of(address: Address, options: KvOptions, clock: Callable[[], float]) -> Servers:
-    """Connects to nobody yet. Raises ConfigError if a secret is not where the options say."""
+def servers_of(
+    address: Address,
+    options: KvOptions,
+    clock: Callable[[], float],
+    greet: Callable[[Any], None] | None = None,
+) -> Servers:
+    """Connects to nobody yet. Raises ConfigError if a secret is not where the options say.
+
+    ``greet`` logs in on a new connection, in place of its ``on_connect``, which it calls.
+    """
     life = wire.Life()
     common = {**_login(address, options), **_common(options), "life": life}
+    common["redis_connect_func"] = greet
     if address.topology == "cluster":
         kind = wire.TlsWire if address.tls else wire.TcpWire
         tls = _tls(options) if address.tls else {}
@@ -152,5 +161,5 @@ def _pool(kind: type, **keywords: Any) -> ConnectionPool:
 
 
 def _disconnect(server: Server) -> None:
-    """Lanes that are inside find their connections closed."""
-    server.pool.disconnect()
+    """Close what nobody uses. A lane that is inside goes on, unless its life has ended."""
+    server.pool.disconnect(inuse_connections=False)

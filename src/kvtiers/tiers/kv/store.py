@@ -20,7 +20,7 @@ from kvtiers.tiers.complaints import Complaints
 from kvtiers.tiers.kv import memory, opening, scanning
 from kvtiers.tiers.kv.address import parse_address
 from kvtiers.tiers.kv.cluster import ClusterServers
-from kvtiers.tiers.kv.exchange import Call, exchange
+from kvtiers.tiers.kv.exchange import PLACED, Call, exchange, question
 from kvtiers.tiers.kv.names import Names
 from kvtiers.tiers.kv.options import KvOptions
 from kvtiers.tiers.kv.servers import servers_of
@@ -100,7 +100,7 @@ class KvStore:
         if not self._bound.take(item.view.nbytes):
             return self._bound.full()
         name = self._names.of(item.key)
-        return Call(name, partial(self._to_set, name, item))
+        return Call(name, partial(self._to_set, name, item), (bytes,))
 
     def _to_set(self, name: bytes, item: Item) -> list[Piece]:
         header = record.shorten(record.pack(item.key, self._id, item.view), item.key)
@@ -117,14 +117,19 @@ class KvStore:
 
     def _read(self, items: Sequence[Item]) -> list[KVTiersError | None]:
         headers = [bytearray(record.shortened_bytes(item.key)) for item in items]
-        calls = [self._call(item.key, b"GET") for item in items]
-        for call, header, item in zip(calls, headers, items, strict=True):
-            call.targets = [memoryview(header), item.view]
+        calls = [
+            self._to_get(item, memoryview(header))
+            for header, item in zip(headers, items, strict=True)
+        ]
         self._exchange(calls, "read")
         return [
             self._judged(call.reply, header, item)
             for call, header, item in zip(calls, headers, items, strict=True)
         ]
+
+    def _to_get(self, item: Item, header: memoryview) -> Call:
+        name = self._names.of(item.key)
+        return Call(name, asking(b"GET", name), PLACED, targets=[header, item.view])
 
     def _judged(self, reply: object, header: bytearray, item: Item) -> KVTiersError | None:
         if isinstance(reply, KVTiersError):
@@ -188,7 +193,7 @@ class KvStore:
 
     def _call(self, key: Key, verb: bytes) -> Call:
         name = self._names.of(key)
-        return Call(name, asking(verb, name))
+        return question(name, verb, name)
 
     def _exchange(self, calls: Sequence[Call], operation: str) -> None:
         """Make the calls, and those that are due beside them."""
@@ -210,13 +215,13 @@ class KvStore:
             return []
         name = self._names.manifest
         manifest = self._context.namespace.manifest().encode()
-        return [Call(name, asking(b"SET", name, manifest, *self._expiry))]
+        return [question(name, b"SET", name, manifest, *self._expiry)]
 
     def _touches(self) -> list[Call]:
         names = map(self._names.of, self._uses.take())
         if self._ttl is None:
-            return [Call(name, asking(b"TOUCH", name)) for name in names]
-        return [Call(name, asking(b"EXPIRE", name, self._ttl)) for name in names]
+            return [question(name, b"TOUCH", name) for name in names]
+        return [question(name, b"EXPIRE", name, self._ttl) for name in names]
 
     def _batches(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """Runs of up to ``max_batch_bytes``, or of one chunk."""

@@ -8,13 +8,16 @@ https://redis.io/docs/latest/develop/reference/protocol-spec/.
 
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from redis._parsers import _RESP2Parser
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import ConnectionError as Disconnected
+from redis.exceptions import InvalidResponse
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
 Piece = bytes | memoryview
@@ -26,6 +29,14 @@ _TOGETHER_BYTES, _TOGETHER = 1 << 19, 256
 _CLOSED = "the tier was closed"
 _WASTE = 1 << 16
 """Bytes of an unwanted value that are in memory at a time."""
+MAX_VALUE_BYTES = 512 << 20
+"""No server takes a longer value, unless it was told to; no chunk is longer, and no reply."""
+_MAX_PLACELESS_BYTES = 64 << 20
+"""Of a value that no place is meant for, such as names and figures."""
+_MAX_LINE_BYTES = 64 << 10
+_NO_RESP = (ValueError, IndexError, OverflowError, RecursionError)
+"""What redis-py's parser makes of words that are none, numbers that are none, and lists in lists
+without an end."""
 
 
 def asking(*words: bytes) -> Callable[[], list[Piece]]:
@@ -53,6 +64,10 @@ def command_with_value(
     return [start + b"$%d\r\n" % size + bytes(first), *rest, b"\r\n" + b"".join(map(_bulk, after))]
 
 
+class Length(int):
+    """The reply in place of a value that had a place: no number that a server said."""
+
+
 class _Buffer:
     """What redis-py's parser reads from: bytes that came along, and the socket behind them."""
 
@@ -75,28 +90,38 @@ class _Buffer:
             self._start = stop
             if at >= 0 and line.endswith(b"\r\n"):
                 return line[:-2]
+            if len(line) > _MAX_LINE_BYTES:
+                raise InvalidResponse(f"a line of more than {_MAX_LINE_BYTES} bytes")
             if at < 0:
                 self._start = 0
                 self._end = self._receive(memoryview(self._ahead))
 
-    def read(self, length: int, timeout: object = None) -> bytes | int:
+    def read(self, length: int, timeout: object = None) -> bytes | Length:
         """The next value: its bytes, or its length if there is a place that was meant for it.
 
-        A value of another length than its place is thrown away, however long it is.
+        A value of another length than its place is thrown away as it comes. Raises InvalidResponse
+        for a length that no value has, and for a value that does not end where it says.
         """
         targets, self.targets = self.targets, None
+        most = _MAX_PLACELESS_BYTES if targets is None else MAX_VALUE_BYTES
+        if not 0 <= length <= most:
+            raise InvalidResponse(f"a value of {length} bytes, where up to {most} make sense")
+        reply: bytes | Length = Length(length)
         if targets is None:
-            value = bytearray(length)
-            self._fill(memoryview(value))
-            self._skip(2)
-            return bytes(value)
-        if length == sum(map(len, targets)):
+            reply = self._bytes(length)
+        elif length == sum(map(len, targets)):
             for target in targets:
                 self._fill(target)
         else:
             self._skip(length)
-        self._skip(2)
-        return length
+        if self._bytes(2) != b"\r\n":
+            raise InvalidResponse("a value does not end where it says")
+        return reply
+
+    def _bytes(self, length: int) -> bytes:
+        value = bytearray(length)
+        self._fill(memoryview(value))
+        return bytes(value)
 
     def _fill(self, target: memoryview) -> None:
         came = min(len(target), self._end - self._start)
@@ -106,9 +131,6 @@ class _Buffer:
             came += self._receive(target[came:])
 
     def _skip(self, length: int) -> None:
-        if length <= self._end - self._start:
-            self._start += length
-            return
         waste = memoryview(bytearray(min(length, _WASTE)))
         while length:
             part = waste[: min(length, len(waste))]
@@ -164,9 +186,10 @@ class Wire(Protocol):
     def receive(self, targets: list[memoryview] | None) -> Any:
         """The next reply: None, an int, bytes or a list.
 
-        A value goes into ``targets``, and the reply is its length, which is that of the targets
-        together or else nothing was written. Raises errors of redis-py; after any but a
-        ResponseError the connection is of no use.
+        A value goes into ``targets``, and the reply is its :class:`Length`; unless that is the
+        length of the targets together, nothing was written. Raises errors of redis-py,
+        InvalidResponse for what is no RESP; after any but a ResponseError the connection is of no
+        use.
         """
 
     def disconnect(self) -> None:
@@ -183,11 +206,28 @@ def _send_all(sock: socket.socket, pieces: list[Piece]) -> None:
             views[0] = views[0][sent:]
 
 
-@dataclass(slots=True, eq=False)
 class Life:
-    """Whether those who share it may still connect."""
+    """Whether those who share it may still connect. Any thread."""
 
-    over: bool = False
+    def __init__(self) -> None:
+        self.over = False
+        self._lock = threading.Lock()
+        self._connections: WeakSet[_Receiving] = WeakSet()
+
+    def join(self, connection: "_Receiving") -> None:
+        """It is interrupted when the life ends."""
+        with self._lock:
+            self._connections.add(connection)
+
+    def end(self) -> None:
+        """Whoever is inside finds his connection closed, and closes it: it is his to close, for
+        the number of a descriptor that another closes may be somebody else's a moment later.
+        """
+        self.over = True
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.interrupt()
 
 
 class _Receiving:
@@ -201,6 +241,14 @@ class _Receiving:
     def __init__(self, *, life: Life, **keywords: Any) -> None:
         self._life = life
         super().__init__(**keywords)
+        life.join(self)
+
+    def interrupt(self) -> None:
+        """Whoever sends or receives gets an error, from another thread too."""
+        sock = self._sock
+        if sock is not None:
+            with suppress(OSError):  # the other end was faster
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS keeps its state
 
     def connect_check_health(self, *args: Any, **keywords: Any) -> None:
         """Connect, unless its life is over: a lane that is inside must not, after ``close``."""
@@ -237,12 +285,12 @@ class _Receiving:
         buffer.targets = targets
         try:
             return self.read_response(disable_decoding=True)  # type: ignore[attr-defined]
-        except AttributeError:  # closed by another thread, and the parser has no buffer any more
-            if self._parser._buffer is None:
-                raise Disconnected(_CLOSED) from None
-            raise
+        except _NO_RESP as e:
+            raise InvalidResponse(f"this is no RESP: {e}") from None
         finally:
             buffer.targets = None
+            if self._life.over:  # nobody else would close it
+                self.disconnect()  # type: ignore[attr-defined]
 
 
 class TcpWire(_Receiving, Connection):

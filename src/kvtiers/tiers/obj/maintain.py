@@ -15,7 +15,7 @@ from kvtiers.tiers.obj import manifests, names
 from kvtiers.tiers.obj.client import Client
 from kvtiers.tiers.obj.fronts import read_front
 from kvtiers.tiers.options import bad_option
-from kvtiers.tiers.places import Aim, Part, Report, unheard
+from kvtiers.tiers.places import Aim, Part, Report, how_many_leave, unheard
 
 _TRIAL_S = 86400.0
 """A measurement takes no day: what is older was left by one that was killed."""
@@ -35,16 +35,11 @@ class Leaver(NamedTuple):
     packed: bool
 
 
-def choose(found: Sequence[Leaver], used: int, aim: Aim, now: float) -> list[Leaver]:
+def choose(found: Sequence[Leaver], used: int, aim: Aim, now: float) -> Sequence[Leaver]:
     """Of ``found``, ordered, those that leave where ``used`` bytes lie."""
-    chosen = []
-    for leaver in found:
-        old = aim.older_than_s is not None and leaver.written_at < now - aim.older_than_s
-        if not old and (aim.max_bytes is None or used <= aim.max_bytes):
-            break  # the rest is younger, and fits
-        chosen.append(leaver)
-        used -= leaver.bytes
-    return chosen
+    return found[
+        : how_many_leave([(each.written_at, each.bytes) for each in found], used, aim, now)
+    ]
 
 
 def maintain(

@@ -1,6 +1,5 @@
 """What a namespace is: written beside its chunks, and compared when a tier is opened."""
 
-import json
 from collections.abc import Callable, Iterable
 
 from kvtiers.chunks import Namespace
@@ -8,7 +7,7 @@ from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.tiers.obj import names
 from kvtiers.tiers.obj.client import Client
 from kvtiers.tiers.options import bad_option
-from kvtiers.tiers.places import Found
+from kvtiers.tiers.places import Found, parse_manifest
 
 _MAX_BYTES = 1 << 20
 
@@ -58,11 +57,7 @@ def _found(client: Client, namespace_id: str) -> Found:
 
 
 def _parsed(manifest: bytes, namespace_id: str) -> Namespace | None:
-    try:
-        fields = json.loads(manifest)
-        namespace = Namespace(fields) if isinstance(fields, dict) else None
-    except (ValueError, RecursionError):
-        return None
+    namespace = parse_manifest(manifest)
     return namespace if namespace is not None and namespace.id == namespace_id else None
 
 

@@ -3,6 +3,8 @@
 Credentials come from where those of an engine come from, and never from a URL.
 """
 
+from dataclasses import replace
+
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.obj import names
 from kvtiers.tiers.obj.client import Client, open_client
@@ -47,6 +49,11 @@ def parse_obj(url: SplitURL) -> ObjOptions:
         )
     except ConfigError as e:
         raise ConfigError(f"{url.shown}: {e}") from None
+
+
+def below_obj(options: ObjOptions, name: str) -> ObjOptions:
+    """A prefix of its own below that of a URL."""
+    return replace(options, url=f"{str(options.where).rstrip('/')}/{name}")
 
 
 def open_obj(options: ObjOptions, complain: Complain, make: bool) -> ObjPlace:

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 from redis.crc import key_slot
+from redis.exceptions import InvalidResponse
 
 from kvtiers.errors import ConfigError, Kind
+from kvtiers.tiers.base import Item
+from kvtiers.tiers.kv.cluster import slots_of
 from tests.servers import valkey
 from tests.unit.tiers.kv.test_login import NEEDED
 from tests.unit.tiers.tier_kit import CHUNK, key
@@ -97,6 +100,64 @@ def test_slots_that_move_are_followed_chunk_by_chunk(cluster, opened):
     assert one.read(*there, *later) == [None] * (4 + len(later))
     one.clock.advance(2)
     assert one.read(*there) == [None] * 4  # with a new table, without being sent on
+
+
+def test_a_user_who_may_not_follow_a_slot_that_moves(cluster, opened, tmp_path):
+    """Each call has two replies then, and both are taken: the connection keeps its place."""
+    password = tmp_path / "password"
+    password.write_text("secret")
+    for node in cluster.nodes:
+        rights = f"{NEEDED} +cluster|slots -asking ~strict:*".split()
+        node.do("ACL", "SETUSER", "strict", "on", ">secret", *rights)
+    login = {"username": "strict", "password_file": str(password), "prefix": "strict"}
+    one = opened(url=cluster.url, **login)
+    source, target = cluster.primaries[:2]
+    mine = [n for n in range(3000) if key_slot(one.name(n)) <= 5460][:4]
+    slots = {key_slot(one.name(n)) for n in mine}
+    assert one.write(*mine) == [None] * 4
+    for slot in slots:
+        target.do("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))
+        source.do("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
+    for n in mine[:3]:
+        source.do("MIGRATE", "127.0.0.1", target.port, one.name(n), 0, 5000)
+    assert one.read(*mine) == [Kind.IO] * 3 + [None]
+    assert "NOPERM" in str(one.store.read([Item(key(mine[0]), memoryview(bytearray(CHUNK)))])[0])
+    idle = one.store._servers._server(("127.0.0.1", target.port)).pool._available_connections
+    assert len(idle) == 1
+    assert not idle[0].can_read(timeout=0.2)
+    assert not one.removed
+    for slot in slots:
+        for node in (target, source, cluster.primaries[2]):
+            node.do("CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        None,
+        7,
+        [7],
+        [[0, 1]],
+        [[0, 1, []]],
+        [[0, 16384, [b"h", 1]]],
+        [[5, 4, [b"h", 1]]],
+        [[-1, 4, [b"h", 1]]],
+        [[0, 1, [b"h", 70000]]],
+        [[0, 1, [b"\xff", 1]]],
+        [[b"0", 1, [b"h", 1]]],
+        [[0, 1, [7, 1]]],
+    ],
+)
+def test_what_is_no_table_of_slots(table):
+    with pytest.raises(InvalidResponse, match="no table of slots"):
+        slots_of(table, ("asked", 1))
+
+
+def test_a_table_of_slots():
+    table = [[0, 1, [b"h", 1], [b"replica", 2]], [3, 3, [None, 5, b"id"]]]
+    slots = slots_of(table, ("asked", 9))
+    assert slots[:5] == [("h", 1), ("h", 1), None, ("asked", 5), None]
+    assert len(slots) == 16384
 
 
 def test_a_server_that_dies_takes_its_own_chunks_until_its_replica_takes_over(opened):

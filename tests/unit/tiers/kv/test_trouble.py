@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from kvtiers.chunks import Lookup
-from kvtiers.errors import ConfigError, Kind, Retry
+from kvtiers.errors import ConfigError, Kind, KVTiersError, Retry
 from kvtiers.tiers.base import Item, StoreContext
 from kvtiers.tiers.kv import KvOptions, build
 from kvtiers.tiers.lanes import Inbox
@@ -124,6 +124,30 @@ def test_close_does_not_wait_for_a_call_that_hangs(server, opened):
         assert not one.store._servers.server.pool._in_use_connections
 
 
+def test_a_connection_is_closed_by_who_uses_it(server, opened, monkeypatch):
+    """Another thread would close a descriptor whose number somebody else may have by then."""
+    closed_by: set[str] = set()
+    plain = socket.socket.close
+
+    def close(sock):
+        closed_by.add(threading.current_thread().name)
+        plain(sock)
+
+    one = opened(url=server.url, timeout_s=60)
+    one.write(1)
+    with server.frozen():
+        lane = threading.Thread(target=one.read, args=(1,), name="lane")
+        lane.start()
+        valkey.wait_until(lambda: one.store._servers.server.pool._in_use_connections, "it asks")
+        monkeypatch.setattr(socket.socket, "close", close)
+        one.store.close()
+        one.store.close()
+        lane.join(20)
+    assert closed_by == {"lane"}
+    (connection,) = one.store._servers.server.pool._available_connections
+    assert not connection.is_connected
+
+
 def test_a_reply_that_breaks_off_fails_what_was_not_received(opened):
     """The server answers the first of two reads, and half of the second."""
     good = opened()
@@ -153,9 +177,9 @@ class Impostor:
                 return
             with connection:
                 while words := connection.recv(1 << 16):
-                    if b"SETINFO" in words or b"INFO" in words:
+                    if words.endswith(b"INFO\r\n$6\r\nserver\r\n"):
                         connection.sendall(b"$0\r\n\r\n")
-                    elif b"manifest" in words and words.count(b"*2") == 1:
+                    elif words.startswith(b"*2\r\n$3\r\nGET") and words.endswith(b"manifest\r\n"):
                         connection.sendall(b"$-1\r\n")
                     else:
                         connection.sendall(self._says)
@@ -169,6 +193,54 @@ class Impostor:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(20)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"$-5\r\n",
+        b"$x\r\n",
+        b":x\r\n",
+        b"$99999999999999999999\r\n",
+        b"$9999999999\r\n",
+        b"*1\r\n" * 5000,
+        b"*-7\r\n",
+        b"-MOVED x\r\n",
+        b"-ASK\r\n",
+        b"-MOVED 99999 h:99999\r\n",
+        b"!3\r\nERR\r\n",
+        b">1\r\n+a\r\n",
+        b"\r\n",
+        b"+" + b"x" * 200_000,
+        b"$3\r\nabcde",
+        b"*2\r\n:0\r\n:0\r\n",
+        b"*2\r\n$1\r\n0\r\n*1\r\n:5\r\n*0\r\n",
+        b"\0\r\n",
+    ],
+    ids=lambda said: repr(said[:20]),
+)
+def test_what_no_server_would_say_is_an_error_of_the_call(opened, says):
+    """And of no other kind than any trouble with a server; nothing is held in memory for it."""
+    with Impostor(says) as impostor:
+        one = opened(url=impostor.url, timeout_s=5)
+        assert one.read(1, 2) == [Kind.IO] * 2
+        assert one.write(1) == [Kind.IO]
+        for ask in (one.store.usage, lambda: one.contains(1), lambda: one.store.delete([key(1)])):
+            with pytest.raises(KVTiersError):
+                ask()
+        with contextlib.suppress(KVTiersError):
+            assert list(one.store.scan()) == []
+        assert not one.removed
+
+
+def test_replies_that_are_out_of_step_are_not_taken_for_those_of_other_calls(opened):
+    """A number where a value is due says that the places are lost: no chunk is blamed for it."""
+    with Impostor(b":1\r\n" * 9) as impostor:
+        one = opened(url=impostor.url)
+        assert one.read(1, 2) == [Kind.IO] * 2
+        assert one.write(1) == [Kind.IO]
+        assert "is it one?" in str(one.failure())
+        assert not one.removed
 
 
 def test_something_else_that_listens_there_is_refused(opened):
