@@ -60,7 +60,8 @@ class TieringManager:
         self._emit = sink
         self.tiers = tuple(AttachedTier(t, i + 1) for i, t in enumerate(tiers))
         self._ledger = Ledger(index)
-        share = options.cascade_max_pinned_fraction / max(1, len(tiers))
+        takers = sum(tier.takes_cascades for tier in self.tiers)
+        share = options.cascade_max_pinned_fraction / max(1, takers)
         pinned = max(index.widest, int(index.num_slots * share))
         self._cascades = Cascades(
             self._ledger, self.tiers, self._views, sink, CascadeOptions(max_pinned_slots=pinned)
@@ -153,6 +154,11 @@ class TieringManager:
             if verdicts[-1] is Lookup.MISS:
                 break
         return verdicts
+
+    def resident(self, keys: Sequence[Key]) -> list[Key]:
+        """Those of ``keys`` whose bytes are whole in host memory, in their order."""
+        there = self._ready.keys() & keys
+        return [key for key in keys if key in there] if there else []
 
     def load(self, keys: Sequence[Key], request: Request) -> list[int]:
         """Pin chunks that were HIT for copying to the accelerator; their slots.

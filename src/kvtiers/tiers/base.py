@@ -217,6 +217,14 @@ class SecondaryTierManager(Protocol):
 
 
 @runtime_checkable
+class TakesCascades(Protocol):
+    """Optional: a tier that says whether chunks may be stored in it; without it they may."""
+
+    takes_cascades: bool
+    """If False it is offered none."""
+
+
+@runtime_checkable
 class FollowsRequests(Protocol):
     """Optional: a tier that keeps state per request."""
 
