@@ -5,6 +5,7 @@ tier of this engine has nothing for it, and nothing goes round in circles. What 
 as if it went to an accelerator.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -48,13 +49,13 @@ class ManagerParent:
         self._max_pinned = max_pinned
         self._asking: dict[str, Request] = {}
         self._pins: set[ManagerPin] = set()
-        self._pinned = 0
+        self._pinned: Counter[Key] = Counter()
         self._numbers = 0
 
     @property
     def room(self) -> int:
-        """How many chunks more can be pinned now."""
-        return self._max_pinned - self._pinned
+        """How many chunks more can be pinned now, of those that are not."""
+        return self._max_pinned - len(self._pinned)
 
     def ask(self, keys: Sequence[Key], request: str) -> list[Lookup]:
         """The verdict on each; while the tiers are waited for, RETRY."""
@@ -79,7 +80,7 @@ class ManagerParent:
     def pin(self, keys: Sequence[Key]) -> Pin | None:
         """Keep those that are in host memory, as far as there is room."""
         with self._manager.exclusive:
-            there = self._manager.resident(keys)[: max(0, self.room)]
+            there = self._with_room(self._manager.resident(keys))
             if not there:
                 return None
             request = self._begin("pin")
@@ -89,14 +90,21 @@ class ManagerParent:
             views = ChunkViews(lambda i: self._view(slots[i], sizes[i], False), sizes)
             pin = ManagerPin(request, tuple(there), views)
             self._pins.add(pin)
-            self._pinned += len(there)
+            self._pinned.update(there)
         return pin
+
+    def _with_room(self, keys: Sequence[Key]) -> list[Key]:
+        """Chunks that are pinned already, and as many others as may be."""
+        fresh = [key for key in keys if key not in self._pinned]
+        beyond = set(fresh[max(0, self.room) :])
+        return [key for key in keys if key not in beyond]
 
     def release(self, pin: Pin) -> None:
         """Let go."""
         ours = cast(ManagerPin, pin)
         self._pins.remove(ours)
-        self._pinned -= len(ours.keys)
+        self._pinned.subtract(ours.keys)
+        self._pinned = +self._pinned
         ours.views.release_all()
         with self._manager.exclusive:
             self._manager.complete_load(ours.request)
@@ -123,8 +131,9 @@ class ManagerParent:
 
     def check(self) -> None:
         """Raise AssertionError if pins do not add up."""
-        assert self._pinned == sum(len(pin.keys) for pin in self._pins), "pins do not add up"
-        assert self._pinned <= self._max_pinned, "more is pinned than may be"
+        pinned = Counter(key for pin in self._pins for key in pin.keys)
+        assert self._pinned == pinned, "pins do not add up"
+        assert len(pinned) <= self._max_pinned, "more is pinned than may be"
 
     def __repr__(self) -> str:
-        return f"<ManagerParent {self._pinned} chunks pinned, {len(self._asking)} asking>"
+        return f"<ManagerParent {len(self._pinned)} chunks pinned, {len(self._asking)} asking>"

@@ -5,18 +5,17 @@ deadline.
 """
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import zmq
 
-from kvtiers.errors import Kind
-from kvtiers.tiers.lanes import StartThread, start_daemon
+from kvtiers.errors import ConfigError, Kind
+from kvtiers.tiers.lanes import StartThread
 from kvtiers.tiers.options import bad_option
 from kvtiers.tiers.p2p.guests import Guests
-from kvtiers.tiers.p2p.line import Lines, at, bounded
+from kvtiers.tiers.p2p.line import Lines, listening
 from kvtiers.tiers.p2p.loop import Loop
 from kvtiers.tiers.p2p.names import Names
 from kvtiers.tiers.p2p.notes import (
@@ -70,10 +69,10 @@ class Endpoint:
         options: P2POptions,
         identity: Identity,
         post: Callable[[ToTier], None],
+        clock: Callable[[], float],
         *,
-        clock: Callable[[], float] = time.monotonic,
-        names: Names | None = None,
-        start_thread: StartThread = start_daemon,
+        names: Names,
+        start_thread: StartThread,
     ) -> None:
         """``options`` are ``placed``. Raises ConfigError naming the option, with nothing left."""
         address = options.bind_address()
@@ -89,32 +88,22 @@ class Endpoint:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop = Loop(clock)
         self._doorkeeper = None
-        if security is not None:
-            self._doorkeeper = Doorkeeper(self._context, self._loop, security)
-        router = self._context.socket(zmq.ROUTER)
-        bounded(router)
-        if security is not None:
-            router.curve_server = True
-            router.curve_secretkey = security.own.secret
-            router.curve_publickey = security.own.public
         try:
-            router.bind(at(address, options.port or 0))
-        except zmq.ZMQError as e:
+            if security is not None:
+                self._doorkeeper = Doorkeeper(self._context, self._loop, security)
+            router = listening(self._context, address, options.port or 0, security)
+            tcp = _tcp(self._loop, address, options)
+        except ConfigError:
             self._context.destroy(0)
-            raise bad_option("port", f"is {options.port}, which cannot be bound: {e}") from e
+            self._loop.close()
+            raise
         bound = router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(bound.rsplit(":", 1)[1].rstrip("\0"))
         """Where peers are answered; another than the option if that is 0."""
-        try:
-            stall_s = options.stall_deadline_s
-            tcp = TcpTransport(self._loop, address, options.data_port, stall_s)
-        except OSError as e:
-            self._context.destroy(0)
-            raise bad_option("data_port", f"is {options.data_port}: {e.strerror}") from e
         self._us = Us(identity, options, self._loop, (tcp,))
         self._guests = Guests(self._us, router, self._serve)
         plain = options.plaintext_data
-        self._lines = Lines(self._context, self._loop, names or Names(), security, plain)
+        self._lines = Lines(self._context, self._loop, names, security, plain)
         self._thread = start_thread(self._loop.run, f"kvtiers-{self._label}-io")
 
     # -- serving ---------------------------------------------------------------------------------
@@ -220,3 +209,11 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"<Endpoint port {self.port}: {len(self._peers)} peers, {self._guests!r}>"
+
+
+def _tcp(loop: Loop, address: str, options: P2POptions) -> TcpTransport:
+    try:
+        return TcpTransport(loop, address, options.data_port, options.stall_deadline_s)
+    except OSError as e:
+        complaint = f"is {options.data_port}, which cannot be bound: {e.strerror}"
+        raise bad_option("data_port", complaint) from e

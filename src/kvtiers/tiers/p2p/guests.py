@@ -105,6 +105,7 @@ class Guests:
     def _event_of(self, guest: Guest, envelope: protocol.Envelope) -> tuple[Asked, protocol.Refuse]:
         message, token = envelope.message, envelope.token
         if isinstance(message, protocol.Hello):
+            guest.label = guest.label or protocol.shown(message.label)
             misfit = self._misfit(message, envelope.version)
             again = protocol.Refuse(Code.MALFORMED, "you said hello before")
             return (Asked.HELLO, again) if misfit is None else (Asked.MISFIT, misfit)
@@ -119,6 +120,8 @@ class Guests:
         if not isinstance(message, requests):
             raise ProtocolError("only a producer sends that")
         stale = protocol.Refuse(Code.UNKNOWN_SESSION, "there is no such session here: say hello")
+        if isinstance(message, protocol.Goodbye) and guest.course.state is Serving.NEW:
+            return Asked.GOODBYE, stale  # of a session that ended meanwhile
         if guest.course.state is not Serving.OPEN or token != guest.token:
             return Asked.STALE, stale
         return (Asked.GOODBYE if isinstance(message, protocol.Goodbye) else Asked.REQUEST), stale
@@ -160,7 +163,7 @@ class Guests:
         transport = self._transport_for(hello)
         assert transport is not None
         self._numbers += 1
-        guest.number, guest.label = self._numbers, hello.label
+        guest.number = self._numbers
         guest.token = secrets.token_bytes(protocol.TOKEN_BYTES)
         guest.heard = self._loop.clock()
         calls = SentCalls(partial(self._sent, guest), partial(self._broke, guest))
@@ -202,6 +205,8 @@ class Guests:
             self._post(Gone(guest.number))
 
     def _say_once(self, guest: Guest, refusal: protocol.Refuse) -> None:
+        if refusal.code == Code.UNKNOWN_SESSION:
+            return  # one of us was restarted
         line = f"{guest.label or 'a peer'} was refused: {refusal.words}"
         if line not in self._told and len(self._told) < _SAID:
             self._told.add(line)

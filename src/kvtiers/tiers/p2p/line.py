@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from kvtiers.tiers.options import bad_option
 from kvtiers.tiers.p2p.loop import Loop
 from kvtiers.tiers.p2p.names import Names
 from kvtiers.tiers.p2p.protocol import MAX_MESSAGE_BYTES
@@ -40,6 +41,23 @@ def bounded(socket: "zmq.Socket[bytes]") -> None:
     socket.setsockopt(zmq.SNDHWM, _QUEUE)
     socket.setsockopt(zmq.RCVHWM, _QUEUE)
     socket.setsockopt(zmq.IPV6, 1)
+
+
+def listening(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, port: int, security: Security | None
+) -> "zmq.Socket[bytes]":
+    """A ROUTER bound to this address; port 0: any. Raises ConfigError."""
+    router = context.socket(zmq.ROUTER)
+    bounded(router)
+    if security is not None:
+        router.curve_server = True
+        router.curve_secretkey = security.own.secret
+        router.curve_publickey = security.own.public
+    try:
+        router.bind(at(address, port))
+    except zmq.ZMQError as e:
+        raise bad_option("port", f"is {port}, which cannot be bound: {e}") from e
+    return router
 
 
 class Line:

@@ -121,13 +121,17 @@ class Loop:
         self._running = False
 
     def run(self) -> None:
-        """Call handlers until ``stop``, then give everything of the loop's own back."""
+        """Call handlers until ``stop``, then ``close``."""
         while self._running:
             for fd, mask in self._epoll.poll(self._patience()):
                 self._ready(fd, mask)
             for fd in list(self._unread):
                 self._read(fd)
             self._ring()
+        self.close()
+
+    def close(self) -> None:
+        """Give everything of the loop's own back. Caller guarantees: it does not run."""
         self._epoll.close()
         os.close(self._woken)
 

@@ -28,7 +28,7 @@ class Parent(Protocol):
 
     @property
     def room(self) -> int:
-        """How many chunks more can be pinned now."""
+        """How many chunks more can be pinned now, of those that are not."""
 
     def ask(self, keys: Sequence[Key], request: str) -> list[Lookup]:
         """The verdict on each; what lies below host memory begins its way up, for ``request``.

@@ -19,7 +19,7 @@ from kvtiers.tiers.p2p import protocol
 from kvtiers.tiers.p2p.line import Line, Lines
 from kvtiers.tiers.p2p.loop import Timer
 from kvtiers.tiers.p2p.notes import Answered, Ask, Failure, Load, Loaded, Over, Released, ToTier
-from kvtiers.tiers.p2p.protocol import Code, Message, Verdict
+from kvtiers.tiers.p2p.protocol import Code, Message, Role, Verdict
 from kvtiers.tiers.p2p.session import (
     CONSUMER,
     TRANSFER,
@@ -41,6 +41,7 @@ _log = logging.getLogger("kvtiers")
 
 _GONE = Failure(Kind.VANISHED, "the peer has it no more")
 _LATE = Failure(Kind.TIMEOUT, "the peer did not bring it in time")
+_UNWANTED = Failure(Kind.TIMEOUT, "the request that waited for it is over")
 _FAILURES = {
     Code.ABSENT: _GONE,
     Code.DEADLINE: Failure(Kind.TIMEOUT, "the peer waited for it in vain"),
@@ -133,6 +134,14 @@ class Peer:
         request = over.source.request
         if request in self._requests:
             self._requests.discard(request)
+            for number, transfer in list(self._transfers.items()):
+                waits = transfer.course.state is Moving.FLYING
+                if (
+                    waits
+                    and transfer.load.source == over.source
+                    and over.source.role is Role.PREFILL
+                ):
+                    self._stop(number, transfer, _UNWANTED)
             self._say(protocol.Finished(request))
 
     @property
@@ -236,7 +245,11 @@ class Peer:
             self._on(Heard.FORGED, f"it broke the protocol: {e}")
             return
         message = envelope.message
-        words = f"it says: {message.words}" if isinstance(message, protocol.Refuse) else ""
+        words = (
+            f"it says: {protocol.shown(message.words)}"
+            if isinstance(message, protocol.Refuse)
+            else ""
+        )
         self._on(event, words or "it broke the protocol")
 
     def _event_of(self, envelope: protocol.Envelope) -> Heard:
@@ -466,12 +479,14 @@ class Peer:
             self._moved(transfer, Turn.ALL, done.transfer)
 
     def _overdue(self, number: int) -> None:
-        transfer, receiver = self._transfers[number], self._receiver
-        assert receiver is not None
-        transfer.failed.update(dict.fromkeys(transfer.left, _LATE))
-        stopped = receiver.stop(number)
-        self._moved(transfer, Turn.LATE if stopped else Turn.LATE_IN_USE, number)
+        self._stop(number, self._transfers[number], _LATE)
         self._struck("chunks did not come in time")
+
+    def _stop(self, number: int, transfer: _Transfer, why: Failure) -> None:
+        assert self._receiver is not None
+        transfer.failed.update(dict.fromkeys(transfer.left, why))
+        stopped = self._receiver.stop(number)
+        self._moved(transfer, Turn.LATE if stopped else Turn.LATE_IN_USE, number)
 
     def _moved(self, transfer: _Transfer, turn: Turn, number: int | None = None) -> None:
         move = transfer.course.on(turn)

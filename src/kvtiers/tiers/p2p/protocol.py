@@ -344,6 +344,11 @@ def _shown(groups: tuple[tuple[int, int, int, int], ...]) -> str:
     return f"{text}, ..." if len(groups) > 4 else text
 
 
+def shown(words: str) -> str:
+    """What a peer says of itself, as it may stand in a log: one line, and not a long one."""
+    return words[:400].encode("unicode_escape").decode("ascii")
+
+
 def keys_of(message: LookUp | Fetch, layout: ChunkLayout) -> tuple[Key, ...]:
     """The chunks that a message names. Raises ProtocolError for one that the model cannot have."""
     keys = cast(tuple[Key, ...], message.keys)

@@ -142,7 +142,7 @@ class Server:
     def _go_on(self, session: int, name: str, wants: Wants) -> bool:
         """Ask for what is unknown, pin what came; whether to look again soon."""
         asker = _asker(session, name)
-        self._pin(wants, _at(wants, Stage.PARKED))
+        self._pin(wants, list(wants.stages))
         keys = _at(wants, Stage.UNKNOWN, Stage.COMING)
         if not keys:
             self._parent.end(asker)

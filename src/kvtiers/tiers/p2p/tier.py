@@ -16,6 +16,7 @@ from kvtiers.tiers.lanes import Mailbox
 from kvtiers.tiers.p2p.endpoint import Endpoint
 from kvtiers.tiers.p2p.notes import Answered, Ask, Failure, Load, Loaded, Over, Released, ToTier
 from kvtiers.tiers.p2p.options import P2POptions
+from kvtiers.tiers.p2p.parent import Parent
 from kvtiers.tiers.p2p.protocol import Role
 from kvtiers.tiers.p2p.roles import Roles, Source, read_roles
 
@@ -83,6 +84,15 @@ class P2PTier:
         self._finished: list[JobOutcome | JobReleased] = []
         self._complained = False
         self._closed = False
+
+    def serve(self, parent: Parent) -> None:
+        """Answer peers from these chunks; before it, every chunk is absent for them."""
+        self._endpoint.serve(parent)
+
+    @property
+    def port(self) -> int:
+        """Where peers are answered."""
+        return self._endpoint.port
 
     # -- requests --------------------------------------------------------------------------------
 

@@ -24,11 +24,8 @@ from kvtiers.events import Event
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
 from kvtiers.tiers.base import SecondaryTierManager
-from kvtiers.tiers.lanes import Mailbox
-from kvtiers.tiers.p2p.endpoint import Endpoint
-from kvtiers.tiers.p2p.notes import ToTier
+from kvtiers.tiers.p2p.build import build
 from kvtiers.tiers.p2p.options import P2POptions
-from kvtiers.tiers.p2p.tier import P2PTier
 from kvtiers.tiers.p2p.us import Identity
 
 CHUNK_BYTES = 16 * PAGE_BYTES
@@ -75,14 +72,14 @@ class Engine:
         self.memory = bytearray(slots * layout.slot_bytes)
         self.layout = layout
         self.events: list[Event] = []
-        mailbox: Mailbox[ToTier] = Mailbox()
-        self.endpoint = Endpoint(
+        self.tier = build(
+            "1:p2p",
             options.placed(0, {}),
             Identity(namespace.id, layout, label),
-            mailbox.post,
+            time.monotonic,
             **endpoint,
         )
-        self.tier = P2PTier("1:p2p", options, self.endpoint, mailbox, time.monotonic)
+        self.endpoint = self.tier._endpoint
         self.manager = ExclusiveManager(
             lock=threading.RLock(),
             index=HostIndex(slots, load_policy("lru", capacity=slots)),
@@ -94,12 +91,12 @@ class Engine:
         )
         share = max(1, int(self.manager.capacity * options.max_pinned_fraction))
         self.parent = ManagerParent(self.manager, layout, self.view, time.monotonic, share)
-        self.endpoint.serve(self.parent)
+        self.tier.serve(self.parent)
         self._requests = 0
 
     @property
     def port(self) -> int:
-        return self.endpoint.port
+        return self.tier.port
 
     def view(self, slot: int, nbytes: int, writable: bool) -> memoryview:
         start = slot * self.layout.slot_bytes

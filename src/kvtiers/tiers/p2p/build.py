@@ -1,0 +1,31 @@
+"""Puts the parts of a ``p2p`` tier together."""
+
+from collections.abc import Callable
+
+from kvtiers.tiers.lanes import Mailbox, StartThread, start_daemon
+from kvtiers.tiers.p2p.endpoint import Endpoint
+from kvtiers.tiers.p2p.names import Names
+from kvtiers.tiers.p2p.notes import ToTier
+from kvtiers.tiers.p2p.options import P2POptions
+from kvtiers.tiers.p2p.tier import P2PTier
+from kvtiers.tiers.p2p.us import Identity
+
+
+def build(
+    label: str,
+    options: P2POptions,
+    identity: Identity,
+    clock: Callable[[], float],
+    *,
+    names: Names | None = None,
+    start_thread: StartThread = start_daemon,
+) -> P2PTier:
+    """The tier called ``label``, e.g. ``2:p2p``, with its threads; ``options`` are ``placed``.
+
+    It answers peers with MISS until it is given a ``Parent`` to serve from. Raises ConfigError.
+    """
+    mailbox: Mailbox[ToTier] = Mailbox()
+    endpoint = Endpoint(
+        options, identity, mailbox.post, clock, names=names or Names(), start_thread=start_thread
+    )
+    return P2PTier(label, options, endpoint, mailbox, clock)
