@@ -28,6 +28,7 @@ GOALS: dict[str, tuple[str, float]] = {
     "LIMIT copy.contiguous": (">=", 0.8),
     "LIMIT copy.strided": (">=", 0.5),
     "FLAT copy.two_ranks": ("<=", 3.0),
+    "LIMIT p2p.tcp.": (">=", 0.8),
     "RATIO fs.files.": (">=", 0.95),
     "RATIO fs.log.write.64KiB": (">=", 4.0),
     "RATIO fs.log.write.512KiB": (">=", 2.0),

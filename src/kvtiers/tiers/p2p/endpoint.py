@@ -79,7 +79,6 @@ class Endpoint:
         security = options.security()
         self._options = options
         self._post = post
-        self._label = identity.label
         self._start_thread = start_thread
         self._clock = clock
         self._peers: OrderedDict[tuple[str, int], Peer] = OrderedDict()
@@ -104,15 +103,14 @@ class Endpoint:
         self._guests = Guests(self._us, router, self._serve)
         plain = options.plaintext_data
         self._lines = Lines(self._context, self._loop, names, security, plain)
-        self._thread = start_thread(self._loop.run, f"kvtiers-{self._label}-io")
+        self._thread = start_thread(self._loop.run, "kvtiers-p2p-io")
 
     # -- serving ---------------------------------------------------------------------------------
 
     def serve(self, parent: Parent) -> None:
         """Answer peers from these chunks; before it, every chunk is absent for them."""
         server = Server(parent, _ToIO(self._loop, self._guests), self._options)
-        name = f"kvtiers-{self._label}-serve"
-        self._serving = ServingThread(server, parent.listen, name, self._clock, self._start_thread)
+        self._serving = ServingThread(server, parent.listen, self._clock, self._start_thread)
 
     def local(self, request: str, begins: bool) -> None:
         """A ``remote_decoder`` request began here, or will store nothing more."""
@@ -181,7 +179,7 @@ class Endpoint:
         self._loop.call(self._end)
         self._thread.join(deadline_s)
         if self._thread.is_alive():
-            _log.warning("%s: its I/O thread does not end", self._label)
+            _log.warning("p2p: the I/O thread does not end")
             return False
         if self._serving is not None:
             return self._serving.stop(max(0.1, until - self._clock()))

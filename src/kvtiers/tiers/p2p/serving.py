@@ -8,7 +8,6 @@ is still being asked - never otherwise.
 
 import logging
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from kvtiers.chunks import Key
-from kvtiers.tiers.lanes import StartThread, start_daemon
+from kvtiers.tiers.lanes import StartThread
 from kvtiers.tiers.p2p.notes import (
     Demand,
     Finished,
@@ -222,9 +221,8 @@ class ServingThread:
         self,
         server: Server,
         listen: Callable[[Callable[[], None]], None],
-        name: str,
-        clock: Callable[[], float] = time.monotonic,
-        start_thread: StartThread = start_daemon,
+        clock: Callable[[], float],
+        start_thread: StartThread,
     ) -> None:
         self._server = server
         self._clock = clock
@@ -234,7 +232,7 @@ class ServingThread:
         self._awaiting = False
         """Whether a chunk that comes into host memory may be wanted."""
         listen(self._changed)
-        self._thread = start_thread(self._run, name)
+        self._thread = start_thread(self._run, "kvtiers-p2p-serve")
 
     def post(self, note: ToServing) -> None:
         """Leave a note. Any thread; never waits."""
