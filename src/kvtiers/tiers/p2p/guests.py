@@ -25,8 +25,8 @@ from kvtiers.tiers.p2p.wire import ProtocolError
 
 _log = logging.getLogger("kvtiers")
 
-_MAX_OUTSTANDING = 64
-"""Questions and transfers of one consumer that are not answered; its own bound is far lower."""
+_MAX_OUTSTANDING = 1 << 20
+"""Chunks in questions and transfers of one consumer that are not answered: some 100 MB."""
 _TOGETHER_S = 0.002
 """Chunks that go out within it are told of together."""
 _SAID = 256
@@ -46,9 +46,12 @@ class Guest:
     token: bytes = b""
     sender: Sender | None = None
     heard: float = 0.0
-    questions: set[int] = field(default_factory=set)
-    transfers: set[int] = field(default_factory=set)
-    """Those that are not done."""
+    questions: dict[int, int] = field(default_factory=dict)
+    """Those that are not answered, and how many chunks each has."""
+    transfers: dict[int, int] = field(default_factory=dict)
+    """Those that are not done, likewise."""
+    outstanding: int = 0
+    """Chunks of both."""
     cancelled: set[int] = field(default_factory=set)
     """Transfers that were cancelled and are not over for the serving thread."""
     sent: dict[int, list[int]] = field(default_factory=dict)
@@ -227,16 +230,17 @@ class Guests:
             self._cancel(guest, message.transfer)
         elif isinstance(message, protocol.LookUp | protocol.Fetch):
             keys = protocol.keys_of(message, self._us.identity.layout)
-            if len(guest.questions) + len(guest.transfers) >= _MAX_OUTSTANDING:
+            if guest.outstanding + len(keys) > _MAX_OUTSTANDING:
                 raise ProtocolError("you ask too much at once")
+            guest.outstanding += len(keys)
             if isinstance(message, protocol.LookUp):
                 _refuse_again(message.question in guest.questions)
-                guest.questions.add(message.question)
+                guest.questions[message.question] = len(keys)
                 about = (message.question, message.request, Role(message.role), keys)
                 self._post(Query(guest.number, *about))
             else:
                 _refuse_again(message.transfer in guest.transfers)
-                guest.transfers.add(message.transfer)
+                guest.transfers[message.transfer] = len(keys)
                 about = (message.transfer, message.request, Role(message.role), keys)
                 self._post(Demand(guest.number, *about))
 
@@ -256,7 +260,7 @@ class Guests:
         if guest is None:
             return
         if last:
-            guest.questions.discard(question)
+            guest.outstanding -= guest.questions.pop(question, 0)
         rows = tuple((place, int(verdict)) for place, verdict in verdicts.items())
         self._send(guest, protocol.LookUpAnswer(question, rows), guest.token)
 
@@ -275,7 +279,7 @@ class Guests:
         guest = self._by_number.get(session)
         if guest is None:
             return
-        guest.transfers.discard(transfer)
+        guest.outstanding -= guest.transfers.pop(transfer, 0)
         if transfer in guest.cancelled:
             guest.cancelled.discard(transfer)
             return
@@ -308,7 +312,9 @@ class Guests:
         assert len(self._by_number) == len(self._by_identity), "a guest is known by half"
         for guest in self._by_number.values():
             assert guest.course.state is Serving.OPEN, "a guest without a session"
-            assert guest.cancelled <= guest.transfers, "cancelled, and over"
+            assert guest.cancelled <= guest.transfers.keys(), "cancelled, and over"
+            waiting = (*guest.questions.values(), *guest.transfers.values())
+            assert guest.outstanding == sum(waiting), "what is outstanding does not add up"
 
     def __repr__(self) -> str:
         return f"<Guests {len(self._by_number)} sessions>"

@@ -24,8 +24,8 @@ _MONITORED = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak ZeroMQ, or has another CURVE key",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not let our key in: list it in its allowed_peers",
 }
-_QUEUE = 1000
-"""Messages that may wait for a connection, either way."""
+_TO_SEND, _TO_READ = 10_000, 100
+"""Messages that may wait for one connection; what comes may be large, and is a stranger's."""
 _numbers = itertools.count()
 
 
@@ -38,8 +38,8 @@ def bounded(socket: "zmq.Socket[bytes]") -> None:
     """Let nobody fill our memory, nor make a close wait."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.SNDHWM, _QUEUE)
-    socket.setsockopt(zmq.RCVHWM, _QUEUE)
+    socket.setsockopt(zmq.SNDHWM, _TO_SEND)
+    socket.setsockopt(zmq.RCVHWM, _TO_READ)
     socket.setsockopt(zmq.IPV6, 1)
 
 

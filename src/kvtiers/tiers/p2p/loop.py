@@ -160,7 +160,10 @@ class Loop:
             if not _has_messages(socket):
                 self._unread.discard(fd)
                 return
-            parts = socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                parts = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                continue
             self._guarded(lambda received=received, parts=parts: received(parts))  # type: ignore[misc]
 
     def _ring(self) -> None:

@@ -23,7 +23,7 @@ from kvtiers.tiers.p2p.roles import Roles, Source, read_roles
 _log = logging.getLogger("kvtiers")
 
 _GRACE_S = 2.0
-"""After its deadline a job is ended by the I/O thread; if not even that answers, by the tier."""
+"""At its deadline the I/O thread ends a job or question; if even that is silent, the tier does."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +35,15 @@ class _Following:
     asked: set[Key] = field(default_factory=set)
     """Not answered."""
     gathered: list[Key] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """What was asked in one step for one request."""
+
+    request: str
+    left: set[Key]
+    deadline: float
 
 
 @dataclass(slots=True, eq=False)
@@ -76,9 +85,8 @@ class P2PTier:
         self._mailbox = mailbox
         self._clock = clock
         self._requests: dict[str, _Following] = {}
-        self._questions: dict[int, str] = {}
-        """Question -> the request that asked."""
-        self._unanswered: dict[int, set[Key]] = {}
+        self._questions: dict[int, _Question] = {}
+        """Not answered, in the order in which they were asked."""
         self._numbers = 0
         self._jobs: dict[int, _Running] = {}
         self._finished: list[JobOutcome | JobReleased] = []
@@ -149,9 +157,9 @@ class P2PTier:
                 continue
             keys, following.gathered = tuple(following.gathered), []
             self._numbers += 1
-            self._questions[self._numbers] = name
-            self._unanswered[self._numbers] = set(keys)
             deadline = self._clock() + self._options.lookup_deadline_s
+            last = deadline + self._options.handshake_deadline_s + _GRACE_S
+            self._questions[self._numbers] = _Question(name, set(keys), last)
             self._endpoint.ask(Ask(self._numbers, source, keys, deadline))
 
     # -- jobs ------------------------------------------------------------------------------------
@@ -185,6 +193,10 @@ class P2PTier:
         """What ended since the last call."""
         self._take_notes()
         now = self._clock()
+        for number, question in list(self._questions.items()):
+            if now < question.deadline:
+                break
+            self._answered(Answered(number, dict.fromkeys(question.left, False)))
         for running in list(self._jobs.values()):
             if not running.reported and now >= running.deadline:
                 self._give_up(running)
@@ -208,14 +220,13 @@ class P2PTier:
                 self._released(note)
 
     def _answered(self, note: Answered) -> None:
-        name = self._questions.get(note.number)
-        if name is None:
+        question = self._questions.get(note.number)
+        if question is None:
             return
-        unanswered = self._unanswered[note.number]
-        unanswered.difference_update(note.found)
-        if not unanswered:
-            del self._questions[note.number], self._unanswered[note.number]
-        following = self._requests.get(name)
+        question.left.difference_update(note.found)
+        if not question.left:
+            del self._questions[note.number]
+        following = self._requests.get(question.request)
         if following is not None:
             following.known.update(note.found)
             following.asked.difference_update(note.found)
@@ -285,7 +296,7 @@ class P2PTier:
     def has_pending_work(self) -> bool:
         """Whether a lookup or a job is outstanding, or an outcome was not fetched."""
         running = any(not job.reported for job in self._jobs.values())
-        return bool(self._finished or self._unanswered or running or self._gathered)
+        return bool(self._finished or self._questions or running or self._gathered)
 
     @property
     def _gathered(self) -> bool:
@@ -312,11 +323,10 @@ class P2PTier:
         self._finished.clear()
         self._requests.clear()
         self._questions.clear()
-        self._unanswered.clear()
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""
-        assert self._questions.keys() == self._unanswered.keys(), "a question is half forgotten"
+        assert all(q.left for q in self._questions.values()), "a question was answered and is kept"
         for running in self._jobs.values():
             ended = {*running.done, *running.failed}
             whole = set(running.job.keys)
@@ -329,5 +339,5 @@ class P2PTier:
     def __repr__(self) -> str:
         return (
             f"<P2PTier {self.label}: {len(self._requests)} requests, "
-            f"{len(self._unanswered)} questions, {len(self._jobs)} jobs>"
+            f"{len(self._questions)} questions, {len(self._jobs)} jobs>"
         )

@@ -368,7 +368,8 @@ def test_a_hello_that_is_replayed_ends_the_session():
         assert isinstance(stranger.greet(), p.Refuse)
 
 
-def test_asking_too_much_at_once_ends_the_session():
+def test_asking_too_much_at_once_ends_the_session(monkeypatch):
+    monkeypatch.setattr("kvtiers.tiers.p2p.guests._MAX_OUTSTANDING", 64)
     with engines(1) as (a,), Stranger(a) as stranger:
         stranger.greet()
         for number in range(65):
