@@ -147,6 +147,8 @@ class Engine:
         self.manager.check()
         self.parent.check()
         self.on_io(self.endpoint.check)
+        self.memory.append(0)  # raises BufferError if somebody has kept a view
+        self.memory.pop()
 
     def on_io(self, call: Callable[[], object]) -> object:
         """What ``call`` gives on the I/O thread."""
