@@ -115,6 +115,7 @@ class Guests:
         requests = (
             protocol.LookUp
             | protocol.Fetch
+            | protocol.Taken
             | protocol.Cancel
             | protocol.Finished
             | protocol.Ping
@@ -169,7 +170,9 @@ class Guests:
         guest.number = self._numbers
         guest.token = secrets.token_bytes(protocol.TOKEN_BYTES)
         guest.heard = self._loop.clock()
-        calls = SentCalls(partial(self._sent, guest), partial(self._broke, guest))
+        calls = SentCalls(
+            partial(self._sent, guest), partial(self._ready, guest), partial(self._broke, guest)
+        )
         guest.sender = transport.send_to(calls)
         self._by_identity[guest.identity] = self._by_number[guest.number] = guest
         self._keep_watch(guest)
@@ -228,6 +231,10 @@ class Guests:
             self._post(Finished(guest.number, message.request))
         elif isinstance(message, protocol.Cancel):
             self._cancel(guest, message.transfer)
+        elif isinstance(message, protocol.Taken):
+            if message.transfer in guest.transfers and guest.sender is not None:
+                places = [place for (place,) in message.places]
+                guest.sender.taken(message.transfer, places)
         elif isinstance(message, protocol.LookUp | protocol.Fetch):
             keys = protocol.keys_of(message, self._us.identity.layout)
             if guest.outstanding + len(keys) > _MAX_OUTSTANDING:
@@ -250,7 +257,6 @@ class Guests:
             assert guest.sender is not None
             guest.sender.drop(transfer)
             self._post(Stopped(guest.number, transfer))
-        self._send(guest, protocol.CancelAck(transfer), guest.token)
 
     # -- what the serving thread decided ---------------------------------------------------------
 
@@ -293,6 +299,9 @@ class Guests:
         if not ok and transfer not in guest.cancelled and guest.number in self._by_number:
             refused = protocol.TransferDone(transfer, ((place, int(Code.FAILED)),))
             self._send(guest, refused, guest.token)
+
+    def _ready(self, guest: Guest, transfer: int, chunks: Sequence[tuple[int, int, int]]) -> None:
+        self._send(guest, protocol.ChunkReady(transfer, tuple(chunks)), guest.token)
 
     def _tell_sent(self, guest: Guest) -> None:
         for transfer, places in guest.sent.items():

@@ -56,8 +56,6 @@ class P2POptions:
     """How long a fetch waits for chunks that a ``remote_prefiller`` has not computed yet."""
     hold_deadline_s: float = 30.0
     """How long chunks that a peer was told of are kept in host memory for its fetch."""
-    stop_deadline_s: float = 5.0
-    """How long a peer may take to say that it writes no more, where only it can know."""
     stall_deadline_s: float = 10.0
     """A peer whose data connection takes no bytes for so long is let go."""
     ping_interval_s: float = 2.0

@@ -7,7 +7,7 @@ asked; the rest ends the session, and the peer is left alone for a while.
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -147,7 +147,8 @@ class Peer:
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost if it were forgotten."""
-        return self._course is None and not self._breaker.is_out(self._us.loop.clock())
+        unused = self._course is None and not self._transfers
+        return unused and not self._breaker.is_out(self._us.loop.clock())
 
     def stop(self) -> None:
         """End the session with grace."""
@@ -269,11 +270,7 @@ class Peer:
         if isinstance(message, protocol.Goodbye):
             return Heard.GOODBYE
         replies = (
-            protocol.LookUpAnswer
-            | protocol.ChunkDone
-            | protocol.TransferDone
-            | protocol.CancelAck
-            | protocol.Pong
+            protocol.LookUpAnswer | protocol.ChunkReady | protocol.TransferDone | protocol.Pong
         )
         if not isinstance(message, replies):
             raise ProtocolError("it sent what only a consumer sends")
@@ -284,7 +281,7 @@ class Peer:
         transport = next((t for t in self._us.transports if t.name == ack.transport), None)
         if transport is None:
             raise ProtocolError("it chose a data transport that was not offered")
-        calls = Delivered(self._arrived, self._data_broke)
+        calls = Delivered(self._arrived, self._stopped, self._taken, self._data_broke)
         try:
             self._receiver = transport.receive_from(self._address, ack.offer, calls)
         except OSError as e:
@@ -346,8 +343,10 @@ class Peer:
 
     def _end(self, why: Failure) -> None:
         """Close both connections, so that nothing lands any more; then say what is lost."""
-        if self._receiver is not None:
-            self._receiver.close()
+        receiver, transfers = self._receiver, dict(self._transfers)
+        in_use = {number for number in transfers if receiver and not receiver.stop(number)}
+        if receiver is not None:
+            receiver.close()
         if self._line is not None:
             self._line.close()
         if self._watch_timer is not None:
@@ -355,15 +354,18 @@ class Peer:
         self._strikes = 0
         self._reset_session()
         questions, self._questions = self._questions, {}
-        transfers, self._transfers = self._transfers, {}
         waiting, self._waiting = self._waiting, deque()
         for question in questions.values():
             question.timer.cancel()
             absent = {question.keys[place]: False for place in question.left}
             self._post(Answered(question.ask.number, absent))
-        for transfer in transfers.values():
-            transfer.failed.update(dict.fromkeys(transfer.left, why))
-            self._moved(transfer, Turn.LOST)
+        for number, transfer in transfers.items():
+            if transfer.course.state is Moving.FLYING:
+                transfer.failed.update(dict.fromkeys(transfer.left, why))
+                turn = Turn.LOST_IN_USE if number in in_use else Turn.LOST
+                self._moved(transfer, turn, number)
+            elif number not in in_use:
+                self._moved(transfer, Turn.STOPPED, number)
         for wanted in waiting:
             self._fail(wanted, why)
 
@@ -402,11 +404,11 @@ class Peer:
                 continue
             finally:
                 start += len(keys)
-            places = receiver.expect(number, views)
+            receiver.expect(number, views)
             timer = loop.at(load.deadline, partial(self._overdue, number))
             self._transfers[number] = _Transfer(load, keys, sizes, set(range(len(keys))), timer)
             source = load.source
-            self._say(protocol.Fetch(number, source.request, source.role, keys, places))
+            self._say(protocol.Fetch(number, source.request, source.role, keys))
 
     def _used(self, request: str) -> None:
         assert self._watch is not None
@@ -419,12 +421,19 @@ class Peer:
             self._answered(message)
         elif isinstance(message, protocol.TransferDone):
             self._refused(message)
-        elif isinstance(message, protocol.CancelAck):
-            transfer = self._transfers.get(message.transfer)
-            if transfer is not None and transfer.course.state is Moving.STOPPING:
-                self._moved(transfer, Turn.STOPPED, message.transfer)
-        elif isinstance(message, protocol.ChunkDone):
-            raise ProtocolError("it says that it wrote where it cannot")
+        elif isinstance(message, protocol.ChunkReady):
+            self._can_be_read(message)
+
+    def _can_be_read(self, message: protocol.ChunkReady) -> None:
+        transfer = self._transfers.get(message.transfer)
+        if transfer is None or transfer.course.state is not Moving.FLYING:
+            if message.transfer > self._numbers:
+                raise ProtocolError("it brings what was not asked for")
+            return  # too late: it was told so
+        if not {place for place, *_ in message.chunks} <= transfer.left:
+            raise ProtocolError("it brings what was not asked for, or twice")
+        assert self._receiver is not None
+        self._receiver.ready(message.transfer, message.chunks)
 
     def _answered(self, answer: protocol.LookUpAnswer) -> None:
         question = self._questions.get(answer.question)
@@ -451,7 +460,7 @@ class Peer:
 
     def _arrived(self, number: int, place: int, whole: bool) -> None:
         transfer = self._transfers.get(number)
-        if transfer is None or place not in transfer.left:
+        if transfer is None or transfer.course.state is not Moving.FLYING:
             return
         if not whole:
             self._on(Heard.FORGED, "a chunk was changed on the way")
@@ -463,7 +472,7 @@ class Peer:
 
     def _refused(self, done: protocol.TransferDone) -> None:
         transfer = self._transfers.get(done.transfer)
-        if transfer is None:
+        if transfer is None or transfer.course.state is not Moving.FLYING:
             if done.transfer > self._numbers:
                 raise ProtocolError("it ends what was not asked for")
             return
@@ -488,16 +497,20 @@ class Peer:
         stopped = self._receiver.stop(number)
         self._moved(transfer, Turn.LATE if stopped else Turn.LATE_IN_USE, number)
 
-    def _moved(self, transfer: _Transfer, turn: Turn, number: int | None = None) -> None:
+    def _stopped(self, number: int) -> None:
+        transfer = self._transfers.get(number)
+        if transfer is not None and transfer.course.state is Moving.STOPPING:
+            self._moved(transfer, Turn.STOPPED, number)
+
+    def _taken(self, number: int, places: Sequence[int]) -> None:
+        self._say(protocol.Taken(number, tuple((place,) for place in places)))
+
+    def _moved(self, transfer: _Transfer, turn: Turn, number: int) -> None:
         move = transfer.course.on(turn)
         transfer.timer.cancel()
         if move in (Move.CANCEL, Move.CANCEL_IN_USE):
-            assert number is not None
             self._say(protocol.Cancel(number))
-        if move is Move.CANCEL_IN_USE:
-            until = self._us.loop.clock() + self._us.options.stop_deadline_s
-            transfer.timer = self._us.loop.at(until, self._does_not_stop)
-        elif number is not None:
+        if transfer.course.state is Moving.ENDED:
             del self._transfers[number]
             if self._receiver is not None and move is Move.REPORT:
                 self._receiver.forget(number)
@@ -512,12 +525,9 @@ class Peer:
                 tuple(transfer.keys[place] for place in transfer.done),
                 {transfer.keys[place]: why for place, why in transfer.failed.items()},
                 sum(transfer.sizes[place] for place in transfer.done),
-                move is Move.CANCEL_IN_USE,
+                transfer.course.state is Moving.STOPPING,
             )
         )
-
-    def _does_not_stop(self) -> None:
-        self._on(Heard.LATE, "it does not say that it stopped writing")
 
     def _fared_well(self) -> None:
         self._strikes = 0
@@ -534,12 +544,11 @@ class Peer:
         if self._course is not None:
             self._course.check()
         is_open = self._course is not None and self._course.state is Asking.OPEN
-        assert is_open or not (self._questions or self._transfers), "asked without a session"
+        flying = [t for t in self._transfers.values() if t.course.state is Moving.FLYING]
+        assert is_open or not (self._questions or flying), "asked without a session"
         assert not (is_open and self._waiting), "something waits for a session that is open"
         assert (self._line is None) == (self._nonce == b""), "a line without a greeting"
-        for transfer in self._transfers.values():
-            flying = transfer.course.state is Moving.FLYING
-            assert not flying or transfer.left, "a transfer has ended and is not reported"
+        assert all(transfer.left for transfer in flying), "a transfer ended and is not reported"
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

@@ -10,7 +10,7 @@ that peers of different versions can tell each other so.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, cast
@@ -43,7 +43,6 @@ _HEADER = struct.Struct(f"<4sBB{TOKEN_BYTES}s")
 _MAX_TEXT = 1024
 _MAX_OFFER = 1 << 16
 _MAX_GROUPS = 256
-_MAX_PLACES = 64
 
 
 class Role(IntEnum):
@@ -143,19 +142,25 @@ class Fetch:
     request: str
     role: int
     keys: tuple[bytes, ...]
-    destinations: bytes
-    """For transports that write into the consumer's memory: where, of each chunk."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkDone:
-    """Producer -> consumer: it wrote these chunks, by place, with the XXH3-64 of their bytes.
+class ChunkReady:
+    """Producer -> consumer: these chunks can be read now: place, address, XXH3-64 of the bytes.
 
-    For transports that write into the consumer's memory; TCP says it beside the bytes.
+    For transports by which the consumer reads; TCP says it beside the bytes.
     """
 
     transfer: int
-    chunks: tuple[tuple[int, int], ...]
+    chunks: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Consumer -> producer: it has read these chunks, by place, or will not any more."""
+
+    transfer: int
+    places: tuple[tuple[int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +174,7 @@ class TransferDone:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Consumer -> producer: write no more of this transfer."""
-
-    transfer: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelAck:
-    """Producer -> consumer: nothing of this transfer will be written from now on."""
+    """Consumer -> producer: bring no more of this transfer, and keep nothing for it."""
 
     transfer: int
 
@@ -214,10 +212,10 @@ Message = (
     | LookUp
     | LookUpAnswer
     | Fetch
-    | ChunkDone
+    | ChunkReady
+    | Taken
     | TransferDone
     | Cancel
-    | CancelAck
     | Finished
     | Ping
     | Pong
@@ -234,11 +232,11 @@ _BODIES: Mapping[type[Message], tuple[int, tuple[Codec, ...]]] = {
     Refuse: (3, (U8, _TEXT)),
     LookUp: (4, (U64, _TEXT, U8, _KEYS)),
     LookUpAnswer: (5, (U64, _CODED)),
-    Fetch: (6, (U64, _TEXT, U8, _KEYS, blob(MAX_KEYS * _MAX_PLACES))),
-    ChunkDone: (7, (U64, rows(MAX_KEYS, U16, U64))),
-    TransferDone: (8, (U64, _CODED)),
-    Cancel: (9, (U64,)),
-    CancelAck: (10, (U64,)),
+    Fetch: (6, (U64, _TEXT, U8, _KEYS)),
+    ChunkReady: (7, (U64, rows(MAX_KEYS, U16, U64, U64))),
+    Taken: (8, (U64, rows(MAX_KEYS, U16))),
+    TransferDone: (9, (U64, _CODED)),
+    Cancel: (10, (U64,)),
     Finished: (11, (_TEXT,)),
     Ping: (12, (U64,)),
     Pong: (13, (U64,)),
@@ -297,14 +295,16 @@ def _check(message: Message) -> None:
         _check_places(message.verdicts)
     if isinstance(message, TransferDone):
         _check_places(message.failed)
-    if isinstance(message, ChunkDone):
+    if isinstance(message, ChunkReady):
         _check_places(message.chunks)
+    if isinstance(message, Taken):
+        _check_places(message.places)
     if isinstance(message, HelloAck) and len(message.nonce) != TOKEN_BYTES:
         raise ProtocolError(f"its nonce has {len(message.nonce)} bytes")
 
 
-def _check_places(named: tuple[tuple[int, int], ...]) -> None:
-    if len({place for place, _ in named}) < len(named):
+def _check_places(named: Sequence[tuple[int, ...]]) -> None:
+    if len({row[0] for row in named}) < len(named):
         raise ProtocolError("it names a place twice")
 
 

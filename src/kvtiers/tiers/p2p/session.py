@@ -169,7 +169,7 @@ class Moving(Enum):
 
     FLYING = "flying"
     STOPPING = "stopping"
-    """It has failed; the producer may still write."""
+    """It has failed; something may still land."""
     ENDED = "ended"
 
 
@@ -181,11 +181,13 @@ class Turn(Enum):
     LATE = "late"
     """Its deadline passed, or nobody wants it any more; nothing lands any more."""
     LATE_IN_USE = "late in use"
-    """The same, but only the producer can stop."""
-    STOPPED = "stopped"
-    """The producer will write no more."""
+    """The same, but something may still land."""
     LOST = "lost"
-    """The session ended, and with it whatever wrote."""
+    """The session ended; nothing lands any more."""
+    LOST_IN_USE = "lost in use"
+    """The same, but something may still land."""
+    STOPPED = "stopped"
+    """Nothing lands any more."""
 
 
 class Move(Enum):
@@ -193,10 +195,12 @@ class Move(Enum):
 
     REPORT = "report"
     """What arrived is done, the rest has failed, its memory is free."""
-    CANCEL = "cancel"
-    """The same, and the producer is told."""
-    CANCEL_IN_USE = "cancel in use"
+    REPORT_IN_USE = "report in use"
     """The same, but its memory may not be used before it is released."""
+    CANCEL = "cancel"
+    """As ``REPORT``, and the producer is told."""
+    CANCEL_IN_USE = "cancel in use"
+    """As ``REPORT_IN_USE``, and the producer is told."""
     RELEASE = "release"
     """Its memory is free at last."""
 
@@ -206,9 +210,8 @@ TRANSFER: Mapping[tuple[Moving, Turn], tuple[Moving, Move]] = {
     (Moving.FLYING, Turn.LATE): (Moving.ENDED, Move.CANCEL),
     (Moving.FLYING, Turn.LATE_IN_USE): (Moving.STOPPING, Move.CANCEL_IN_USE),
     (Moving.FLYING, Turn.LOST): (Moving.ENDED, Move.REPORT),
-    (Moving.STOPPING, Turn.ALL): (Moving.ENDED, Move.RELEASE),
+    (Moving.FLYING, Turn.LOST_IN_USE): (Moving.STOPPING, Move.REPORT_IN_USE),
     (Moving.STOPPING, Turn.STOPPED): (Moving.ENDED, Move.RELEASE),
-    (Moving.STOPPING, Turn.LOST): (Moving.ENDED, Move.RELEASE),
 }
 
 

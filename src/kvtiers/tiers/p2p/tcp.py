@@ -74,6 +74,10 @@ class TcpSender:
         if self._socket is not None and not self._watched:
             self._watch(True)
 
+    def taken(self, transfer: int, places: Sequence[int]) -> None:
+        """Nobody reads another's memory here."""
+        raise ProtocolError("nothing can be read over TCP")
+
     def drop(self, transfer: int) -> None:
         """Take out what was not begun."""
         out = [frame for frame in self._queue if frame.transfer == transfer]
@@ -247,10 +251,13 @@ class TcpReceiver:
         self._socket.connect_ex(address)  # how that ended is found out when it can be written
         self._loop.watch(self._socket.fileno(), None, self._greet)
 
-    def expect(self, transfer: int, views: Sequence[memoryview]) -> bytes:
-        """Nothing to tell: frames say where they belong."""
+    def expect(self, transfer: int, views: Sequence[memoryview]) -> None:
+        """Frames say where they belong."""
         self._expected[transfer] = _Expected(list(views), [view.nbytes for view in views])
-        return b""
+
+    def ready(self, transfer: int, chunks: Sequence[tuple[int, int, int]]) -> None:
+        """Nobody reads another's memory here."""
+        raise ProtocolError("it says that chunks can be read over TCP")
 
     def stop(self, transfer: int) -> bool:
         """At once, also in the middle of a chunk."""

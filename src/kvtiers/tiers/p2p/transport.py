@@ -2,8 +2,8 @@
 
 All calls are made on the I/O thread and must not block; what happens is told by calling back on the
 same thread. A transport is either side's; of one session the producer has a ``Sender`` and the
-consumer a ``Receiver``. Bytes may land only in what a ``Receiver`` was told to expect, and only
-until it was told to stop.
+consumer a ``Receiver``. Nobody writes into another's memory: either bytes come over a connection
+and the consumer puts them where they belong, or it reads them out of the producer's memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +17,10 @@ class Delivered:
 
     arrived: Callable[[int, int, bool], None]
     """Transfer, place, whether its bytes are whole: this chunk's memory is written no more."""
+    stopped: Callable[[int], None]
+    """Transfer: what ``stop`` could not stop at once has stopped. Also after ``close``."""
+    taken: Callable[[int, Sequence[int]], None]
+    """Transfer, places: the producer need not keep these chunks, as its transport asked to know."""
     broken: Callable[[str, bool], None]
     """The connection is of no use any more: why, and whether the peer broke its word."""
 
@@ -27,6 +31,8 @@ class Sent:
 
     sent: Callable[[int, int, bool], None]
     """Transfer, place, whether it went out: this chunk's memory is read no more."""
+    ready: Callable[[int, Sequence[tuple[int, int, int]]], None]
+    """Transfer, chunks (place, address, XXH3-64) that the consumer can read."""
     broken: Callable[[str], None]
     """The connection is of no use any more. What was not sent is not read any more."""
 
@@ -34,17 +40,26 @@ class Sent:
 class Receiver(Protocol):
     """The consumer's end of a session's data connection."""
 
-    def expect(self, transfer: int, views: Sequence[memoryview]) -> bytes:
-        """Let the chunks of ``transfer`` land in these views; what to tell the producer of them."""
+    def expect(self, transfer: int, views: Sequence[memoryview]) -> None:
+        """Let the chunks of ``transfer`` land in these views."""
+
+    def ready(self, transfer: int, chunks: Sequence[tuple[int, int, int]]) -> None:
+        """The producer says that these (place, address, XXH3-64) can be read.
+
+        Raises ProtocolError if it cannot say so.
+        """
 
     def stop(self, transfer: int) -> bool:
-        """Let nothing of ``transfer`` land any more. False: only the producer can stop."""
+        """Let nothing of ``transfer`` land any more. False: something does; ``stopped`` follows."""
 
     def forget(self, transfer: int) -> None:
         """All chunks of ``transfer`` arrived, or will not come: none may come from now on."""
 
     def close(self) -> None:
-        """Let nothing land any more, give everything back. Calls nothing back. Twice is fine."""
+        """Give everything back. Caller guarantees: every transfer was stopped or forgotten.
+
+        Nothing but ``stopped`` is called back from now on. Twice is fine.
+        """
 
 
 class Sender(Protocol):
@@ -56,8 +71,11 @@ class Sender(Protocol):
     def push(self, transfer: int, chunks: Sequence[tuple[int, memoryview]]) -> None:
         """Bring these chunks (place, bytes) of ``transfer``; ``sent`` is called for each."""
 
+    def taken(self, transfer: int, places: Sequence[int]) -> None:
+        """The consumer says that it has read these. Raises ProtocolError if it cannot say so."""
+
     def drop(self, transfer: int) -> None:
-        """Bring no chunk of ``transfer`` that was not begun; ``sent`` is called for each."""
+        """Bring no chunk of ``transfer`` that is not being sent; ``sent`` is called for each."""
 
     def close(self) -> None:
         """Read nothing any more, give everything back. Calls nothing back. Twice is fine."""

@@ -145,6 +145,4 @@ def honest(liar: Liar, envelope: p.Envelope) -> list[tuple[p.Message | bytes, by
         return [(p.LookUpAnswer(message.question, verdicts), liar.token)]
     if isinstance(message, p.Ping):
         return [(p.Pong(message.number), liar.token)]
-    if isinstance(message, p.Cancel):
-        return [(p.CancelAck(message.transfer), liar.token)]
     return []

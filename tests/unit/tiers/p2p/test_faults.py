@@ -39,9 +39,9 @@ def pulled(engine: Engine, params: dict, seconds: float = 10.0) -> list[Lookup]:
 
 # -- a message of each kind is lost ---------------------------------------------------------------
 
-COSTS_NOTHING = (p.CancelAck, p.Finished, p.Goodbye, p.ChunkDone, p.TransferDone)
+COSTS_NOTHING = (p.Finished, p.Goodbye, p.TransferDone)
 LOST = sorted(
-    (cls for cls in p._BODIES if cls not in (p.Refuse, p.Cancel, p.CancelAck, p.ChunkDone)),
+    (cls for cls in p._BODIES if cls not in (p.Refuse, p.Cancel, p.ChunkReady, p.Taken)),
     key=lambda cls: cls.__name__,
 )
 
@@ -65,10 +65,9 @@ def test_a_message_of_each_kind_is_lost(kind, role):
 
 
 def test_a_cancel_that_is_lost():
-    lose = (p.Cancel, p.CancelAck)
     options = with_options(load_deadline_s=0.5, park_deadline_s=0.5, lookup_deadline_s=0.2)
     with engines(options=options) as (a, b):
-        with Lossy(a.port, lambda message: type(message) in lose) as between:
+        with Lossy(a.port, lambda message: type(message) is p.Cancel) as between:
             assert pulled(b, source(between, "never", "remote_prefiller")) == MISSES
             a.store(NAMES)
             until(lambda: pulled(b, source(between, "x2")) == HITS)
@@ -197,7 +196,8 @@ LIES = {
     "sends what a consumer sends": saying(LookUp=saying_so(p.LookUp(1, "x", 0, (b"k" * 36,)))),
     "ends what was not asked for": saying(Fetch=ending(transfer=10**6)),
     "fails places that there are not": saying(Fetch=ending((9, 8))),
-    "says that it wrote": saying(Fetch=saying_so(p.ChunkDone(2, ((0, 0),)))),
+    "says that chunks can be read": saying(Fetch=saying_so(p.ChunkReady(2, ((0, 0, 0),)))),
+    "says so of what was not asked for": saying(Fetch=saying_so(p.ChunkReady(99, ((0, 0, 0),)))),
 }
 
 
@@ -373,7 +373,7 @@ def test_asking_too_much_at_once_ends_the_session(monkeypatch):
     with engines(1) as (a,), Stranger(a) as stranger:
         stranger.greet()
         for number in range(65):
-            stranger.say(p.Fetch(number, "x", int(p.Role.PREFILL), (NAMES[0],), b""))
+            stranger.say(p.Fetch(number, "x", int(p.Role.PREFILL), (NAMES[0],)))
         assert stranger.hear().code == p.Code.MALFORMED
         until(lambda: not a.endpoint._guests._by_number)
         a.rest()
@@ -408,7 +408,7 @@ def test_a_consumer_that_takes_no_bytes_is_let_go():
             port = int.from_bytes(ack.offer[:2], "little")
             with socket.create_connection(("127.0.0.1", port)) as data:
                 data.sendall(b"KVTD" + ack.offer[2:])
-                stranger.say(p.Fetch(1, "x", 0, tuple(names), b""))
+                stranger.say(p.Fetch(1, "x", 0, tuple(names)))
                 until(lambda: a.parent._pins)
                 until(lambda: not a.parent._pins)
                 assert isinstance(stranger.hear(), p.Goodbye)

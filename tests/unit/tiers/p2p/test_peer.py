@@ -87,27 +87,28 @@ class Lines:
 
 
 class Writer:
-    """A transport like RDMA: the producer writes, and only it can stop."""
+    """A transport like RDMA: it reads the producer's memory, and does not stop at once."""
 
     name = b"rdma"
 
     def __init__(self) -> None:
         self.calls = None
         self.expected: dict = {}
-        self.stopped: list[int] = []
+        self.reading: list[tuple[int, int, int, int]] = []
         self.closed = False
 
     def receive_from(self, host, offer, calls):
         self.calls = calls
         return self
 
-    def expect(self, transfer, views) -> bytes:
+    def expect(self, transfer, views) -> None:
         self.expected[transfer] = views
-        return b"there"
+
+    def ready(self, transfer, chunks) -> None:
+        self.reading += [(transfer, *chunk) for chunk in chunks]
 
     def stop(self, transfer) -> bool:
-        self.stopped.append(transfer)
-        return False
+        return transfer not in {number for number, *_ in self.reading}
 
     def forget(self, transfer) -> None:
         del self.expected[transfer]
@@ -191,7 +192,7 @@ def test_what_is_asked_meanwhile_waits_for_the_session(bench):
     bench.open()
     (question,), (fetch,) = bench.said(p.LookUp), bench.said(p.Fetch)
     assert question.keys == fetch.keys == NAMES
-    assert fetch.destinations == b"there"
+    assert bench.writer.expected.keys() == {fetch.transfer}
 
 
 @pytest.mark.parametrize("stage", ["name", "welcome"])
@@ -312,40 +313,66 @@ def test_chunks_that_arrive_and_chunks_that_are_refused(session):
     assert not session.writer.expected
 
 
-def test_memory_that_only_the_peer_can_let_go_is_in_use_until_it_says_so(session):
-    job = session.load()
-    (fetch,) = session.said(p.Fetch)
-    session.writer.calls.arrived(fetch.transfer, 0, True)
-    for _ in range(10):
+def late(session, seconds: float = 20.0) -> Loaded:
+    """Let a job's deadline pass while the peer lives."""
+    for _ in range(int(seconds / 2)):
         session.time.go(2.0)
         session.hear(p.Pong(1))
     (loaded,) = session.take()
+    return loaded
+
+
+def test_memory_that_is_still_written_is_in_use_until_it_is_not(session):
+    job = session.load()
+    (fetch,) = session.said(p.Fetch)
+    session.hear(p.ChunkReady(fetch.transfer, ((0, 64, 1), (1, 128, 2))))
+    assert session.writer.reading == [(fetch.transfer, 0, 64, 1), (fetch.transfer, 1, 128, 2)]
+    session.writer.calls.arrived(fetch.transfer, 0, True)
+    session.writer.calls.taken(fetch.transfer, [0])
+    assert session.said(p.Taken) == [p.Taken(fetch.transfer, ((0,),))]
+    loaded = late(session)
     assert (loaded.done, set(loaded.failed), loaded.memory_in_use) == ((A,), {B}, True)
     assert loaded.failed[B].kind is Kind.TIMEOUT
     assert session.said(p.Cancel) == [p.Cancel(fetch.transfer)]
-    session.hear(p.CancelAck(fetch.transfer))
-    assert session.take() == [Released(job)]
-    session.hear(p.CancelAck(fetch.transfer))
+    session.writer.calls.arrived(fetch.transfer, 1, True)
     assert session.take() == []
+    session.writer.calls.stopped(fetch.transfer)
+    session.writer.calls.stopped(fetch.transfer)
+    assert session.take() == [Released(job)]
 
 
-@pytest.mark.parametrize("how", ["arrives late", "is refused late", "session ends"])
-def test_it_is_free_too_when(session, how):
+@pytest.mark.parametrize("stage", ["flying", "stopping"])
+def test_it_is_in_use_too_when_the_session_ends(session, stage):
     job = session.load((A,))
     (fetch,) = session.said(p.Fetch)
-    for _ in range(10):
-        session.time.go(2.0)
-        session.hear(p.Pong(1))
-    (loaded,) = session.take()
-    assert loaded.memory_in_use
-    if how == "arrives late":
-        session.writer.calls.arrived(fetch.transfer, 0, True)
-    elif how == "is refused late":
-        session.hear(p.TransferDone(fetch.transfer, ((0, int(p.Code.DEADLINE)),)))
-    else:
-        session.time.go(5.1)  # it does not say that it stopped
-        assert session.writer.closed
+    session.hear(p.ChunkReady(fetch.transfer, ((0, 64, 1),)))
+    if stage == "stopping":
+        assert late(session).memory_in_use
+    session.hear(p.Goodbye())
+    assert session.writer.closed
+    assert [n.memory_in_use for n in session.take()] == ([True] if stage == "flying" else [])
+    session.writer.calls.stopped(fetch.transfer)
     assert session.take() == [Released(job)]
+    assert session.peer.idle
+
+
+def test_what_can_be_read_too_late_is_not_read(session):
+    session.load((A,))
+    (fetch,) = session.said(p.Fetch)
+    assert not late(session).memory_in_use
+    session.hear(p.ChunkReady(fetch.transfer, ((0, 64, 1),)))
+    assert not session.writer.reading
+    assert not session.line.closed
+
+
+@pytest.mark.parametrize("chunks", [((2, 64, 1),), ((1, 64, 1),)])
+def test_what_can_be_read_and_was_not_asked_for_ends_the_session(session, chunks):
+    session.load()
+    (fetch,) = session.said(p.Fetch)
+    session.hear(p.ChunkReady(fetch.transfer, ((1, 128, 1),)))
+    session.writer.calls.arrived(fetch.transfer, 1, True)
+    session.hear(p.ChunkReady(fetch.transfer, chunks))
+    assert session.line.closed
 
 
 def test_a_request_that_is_over_stops_waiting_for_prefill_and_tells_the_peer(session):

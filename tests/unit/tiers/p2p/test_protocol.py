@@ -66,10 +66,12 @@ def test_a_short_message_cannot_ask_for_much_memory():
     [
         (p.LookUp(1, "r", 7, (b"k" * 36,)), "no role 7"),
         (p.LookUp(1, "r", 0, ()), "names no chunk"),
-        (p.Fetch(1, "r", 0, (b"k" * 36, b"k" * 36), b""), "or one twice"),
+        (p.Fetch(1, "r", 0, (b"k" * 36, b"k" * 36)), "or one twice"),
         (p.LookUpAnswer(1, ((0, 9),)), "is none"),
         (p.LookUpAnswer(1, ((0, 1), (0, 2))), "a place twice"),
         (p.TransferDone(1, ((3, 8), (3, 8))), "a place twice"),
+        (p.ChunkReady(1, ((3, 8, 1), (3, 9, 1))), "a place twice"),
+        (p.Taken(1, ((3,), (3,))), "a place twice"),
         (p.HelloAck(b"short", "x", b"tcp", b""), "nonce has 5 bytes"),
     ],
 )
