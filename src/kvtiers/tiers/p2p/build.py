@@ -17,15 +17,23 @@ def build(
     identity: Identity,
     clock: Callable[[], float],
     *,
+    memory: memoryview | None = None,
     names: Names | None = None,
     start_thread: StartThread = start_daemon,
 ) -> P2PTier:
     """The tier called ``label``, e.g. ``2:p2p``, with its threads; ``options`` are ``placed``.
 
-    It answers peers with MISS until it is given a ``Parent`` to serve from. Raises ConfigError.
+    ``memory`` is all of host memory, for transports that read it. Peers are answered with MISS
+    until the tier is given a ``Parent`` to serve from. Raises ConfigError.
     """
     mailbox: Mailbox[ToTier] = Mailbox()
     endpoint = Endpoint(
-        options, identity, mailbox.post, clock, names=names or Names(), start_thread=start_thread
+        options,
+        identity,
+        mailbox.post,
+        clock,
+        memory=memory,
+        names=names or Names(),
+        start_thread=start_thread,
     )
     return P2PTier(label, options, endpoint, mailbox, clock)

@@ -13,11 +13,12 @@ import zmq
 
 from kvtiers.errors import ConfigError, Kind
 from kvtiers.tiers.lanes import StartThread
-from kvtiers.tiers.options import bad_option
+from kvtiers.tiers.options import bad_option, require
 from kvtiers.tiers.p2p.guests import Guests
 from kvtiers.tiers.p2p.line import Lines, listening
 from kvtiers.tiers.p2p.loop import Loop
 from kvtiers.tiers.p2p.names import Names
+from kvtiers.tiers.p2p.nixl import NixlTransport, new_agent
 from kvtiers.tiers.p2p.notes import (
     Answered,
     Ask,
@@ -37,6 +38,7 @@ from kvtiers.tiers.p2p.roles import Source
 from kvtiers.tiers.p2p.security import Doorkeeper
 from kvtiers.tiers.p2p.serving import Server, ServingThread
 from kvtiers.tiers.p2p.tcp import TcpTransport
+from kvtiers.tiers.p2p.transport import Transport
 from kvtiers.tiers.p2p.us import Identity, Us
 
 _log = logging.getLogger("kvtiers")
@@ -71,10 +73,14 @@ class Endpoint:
         post: Callable[[ToTier], None],
         clock: Callable[[], float],
         *,
+        memory: memoryview | None,
         names: Names,
         start_thread: StartThread,
     ) -> None:
-        """``options`` are ``placed``. Raises ConfigError naming the option, with nothing left."""
+        """``options`` are ``placed``; ``memory`` is all of host memory, for NIXL.
+
+        Raises ConfigError naming the option, with nothing left.
+        """
         address = options.bind_address()
         security = options.security()
         self._options = options
@@ -91,7 +97,7 @@ class Endpoint:
             if security is not None:
                 self._doorkeeper = Doorkeeper(self._context, self._loop, security)
             router = listening(self._context, address, options.port or 0, security)
-            tcp = _tcp(self._loop, address, options)
+            transports = self._transports(address, memory)
         except ConfigError:
             self._context.destroy(0)
             self._loop.close()
@@ -99,11 +105,31 @@ class Endpoint:
         bound = router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(bound.rsplit(":", 1)[1].rstrip("\0"))
         """Where peers are answered; another than the option if that is 0."""
-        self._us = Us(identity, options, self._loop, (tcp,))
+        self._us = Us(identity, options, self._loop, transports)
         self._guests = Guests(self._us, router, self._serve)
         plain = options.plaintext_data
         self._lines = Lines(self._context, self._loop, names, security, plain)
         self._thread = start_thread(self._loop.run, "kvtiers-p2p-io")
+
+    def _transports(self, address: str, memory: memoryview | None) -> tuple[Transport, ...]:
+        options = self._options
+        try:
+            tcp = TcpTransport(self._loop, address, options.data_port, options.stall_deadline_s)
+        except OSError as e:
+            complaint = f"is {options.data_port}, which cannot be bound: {e.strerror}"
+            raise bad_option("data_port", complaint) from e
+        if options.transport == "tcp":
+            return (tcp,)
+        try:
+            require(
+                memory is not None, "transport", "is nixl, which needs host memory: this is a bug"
+            )
+            assert memory is not None
+            agent = new_agent(options.backends, options.num_threads)
+            return NixlTransport(self._loop, memory, agent, self._start_thread), tcp
+        except ConfigError:
+            tcp.close()
+            raise
 
     # -- serving ---------------------------------------------------------------------------------
 
@@ -207,11 +233,3 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"<Endpoint port {self.port}: {len(self._peers)} peers, {self._guests!r}>"
-
-
-def _tcp(loop: Loop, address: str, options: P2POptions) -> TcpTransport:
-    try:
-        return TcpTransport(loop, address, options.data_port, options.stall_deadline_s)
-    except OSError as e:
-        complaint = f"is {options.data_port}, which cannot be bound: {e.strerror}"
-        raise bad_option("data_port", complaint) from e

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from kvtiers.options import Reader, Unfit, option
 from kvtiers.tiers.options import require
@@ -12,9 +12,6 @@ from kvtiers.tiers.p2p.security import Security, is_loopback, read_keys, secured
 
 _HOST_VARIABLE, _PORT_VARIABLE = "VLLM_P2P_SIDE_CHANNEL_HOST", "VLLM_P2P_SIDE_CHANNEL_PORT"
 _HOST, _PORT = "127.0.0.1", 5710
-
-WITHOUT_EFFECT = frozenset({"backends", "num_threads"})
-"""Keys of vLLM's own ``p2p`` tier that mean nothing over TCP."""
 
 
 def _strings(value: Any) -> tuple[str, ...]:
@@ -35,6 +32,14 @@ class P2POptions:
     The index of the data-parallel engine is added to it."""
     data_port: int = 0
     """Port of the data connections; 0: any. The index is added here too, unless it is 0."""
+    transport: Literal["tcp", "nixl"] = "tcp"
+    """How chunks travel: over TCP connections; or by NIXL, with TCP for peers that do not have it.
+    NIXL listens wherever UCX does, and asks nobody who he is: it needs ``plaintext_data``."""
+    backends: tuple[str, ...] = option(
+        Reader("a list of strings", _strings), "Backends of NIXL.", ("UCX",)
+    )
+    num_threads: int = 0
+    """Threads of NIXL's backends; 0: as it sees fit. Without effect over TCP."""
     keys: str | None = None
     """File with this engine's CURVE key pair, as ``kvtiers keys new`` writes it."""
     allowed_peers: tuple[str, ...] = option(
@@ -81,7 +86,7 @@ class P2POptions:
             value = getattr(self, field.name)
             if field.name.endswith("_s"):
                 require(value > 0, field.name, f"is {value:g}: give above 0")
-            if field.name.endswith("port") and value is not None:
+            if field.name in ("port", "data_port") and value is not None:
                 require(0 <= value < 1 << 16, field.name, f"is {value}: give 0 to 65535")
         for name in ("breaker_failures", "max_peers"):
             require(getattr(self, name) >= 1, name, f"is {getattr(self, name)}: give at least 1")
@@ -91,6 +96,12 @@ class P2POptions:
             self.ping_interval_s < self.silence_deadline_s,
             "ping_interval_s",
             f"is {self.ping_interval_s:g}: give less than silence_deadline_s",
+        )
+        require(
+            self.transport == "tcp" or self.plaintext_data,
+            "plaintext_data",
+            "is false, but NIXL encrypts nothing and listens beyond this machine: set it if nobody "
+            "else is on that network, or use transport tcp",
         )
         require(
             self.keys is None or bool(self.allowed_peers),

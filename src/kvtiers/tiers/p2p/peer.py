@@ -74,6 +74,8 @@ class _Transfer:
     )
     done: list[int] = field(default_factory=list)
     failed: dict[int, Failure] = field(default_factory=dict)
+    offered: set[int] = field(default_factory=set)
+    """Places that were said to be ready, and are being read or were."""
 
 
 class Peer:
@@ -433,6 +435,7 @@ class Peer:
         if not {place for place, *_ in message.chunks} <= transfer.left:
             raise ProtocolError("it brings what was not asked for, or twice")
         assert self._receiver is not None
+        transfer.offered.update(place for place, *_ in message.chunks)
         self._receiver.ready(message.transfer, message.chunks)
 
     def _answered(self, answer: protocol.LookUpAnswer) -> None:
@@ -477,7 +480,7 @@ class Peer:
                 raise ProtocolError("it ends what was not asked for")
             return
         places = {place for place, _ in done.failed}
-        if not places <= set(range(len(transfer.keys))) - set(transfer.done):
+        if not places <= transfer.left - transfer.offered | transfer.failed.keys():
             raise ProtocolError("it takes back what it sent, or what was not asked for")
         unknown = Failure(Kind.IO, "the peer could not bring it")
         for place, code in done.failed:

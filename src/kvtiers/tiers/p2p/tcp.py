@@ -270,8 +270,10 @@ class TcpReceiver:
         return True
 
     def forget(self, transfer: int) -> None:
-        """A frame of it would be a lie from now on."""
+        """A frame of it would be a lie from now on; one that comes in now is thrown away."""
         self._expected.pop(transfer, None)
+        if self._landing is not None and self._landing.transfer == transfer:
+            self._landing.view = None
 
     def close(self) -> None:
         """End the connection."""
@@ -381,9 +383,9 @@ class TcpReceiver:
         """Raise AssertionError if bytes could land where nobody waits for them."""
         landing = self._landing
         if landing is not None:
-            assert landing.transfer in self._expected, "a chunk lands for no transfer"
-            stopped = self._expected[landing.transfer].stopped
-            assert not (stopped and landing.view), "a chunk lands for a transfer that was stopped"
+            expected = self._expected.get(landing.transfer)
+            ended = expected is None or expected.stopped
+            assert not (ended and landing.view), "a chunk lands for a transfer that has ended"
             assert landing.at <= landing.size, "a chunk lands beyond its end"
 
     def __repr__(self) -> str:

@@ -77,6 +77,7 @@ class Engine:
             options.placed(0, {}),
             Identity(namespace.id, layout, label),
             time.monotonic,
+            memory=memoryview(self.memory) if options.transport == "nixl" else None,
             **endpoint,
         )
         self.endpoint = self.tier._endpoint
@@ -147,8 +148,9 @@ class Engine:
         self.manager.check()
         self.parent.check()
         self.on_io(self.endpoint.check)
-        self.memory.append(0)  # raises BufferError if somebody has kept a view
-        self.memory.pop()
+        if len(self.endpoint._us.transports) == 1:
+            self.memory.append(0)  # raises BufferError if somebody has kept a view
+            self.memory.pop()
 
     def on_io(self, call: Callable[[], object]) -> object:
         """What ``call`` gives on the I/O thread."""

@@ -263,6 +263,40 @@ def test_a_chunk_that_comes_after_its_deadline_lands_nowhere():
         b.on_io(peer._receiver.check)
 
 
+def test_a_chunk_that_is_taken_back_while_it_comes_in_lands_nowhere():
+    """Half of it comes, then the transfer is ended, then the other half."""
+    ended = []
+
+    def halves(liar, connection):
+        connection.recv(64)
+        liar.fetched.wait(10)
+        half = GOOD[0][: len(GOOD[0]) // 2]
+        connection.sendall(half)
+        until(lambda: ended)
+        connection.sendall(GOOD[0][len(half) :])
+        ended.append("sent")
+        liar._stopped.wait(10)
+
+    def script(liar, envelope):
+        if isinstance(envelope.message, p.Fetch):
+            peer = b.endpoint._peers["127.0.0.1", liar.port]
+            liar.fetched.set()
+            until(lambda: peer._receiver._landing)
+            failed = tuple((n, int(p.Code.ABSENT)) for n in range(4))
+            return [(p.TransferDone(envelope.message.transfer, failed), liar.token)]
+        return honest(liar, envelope)
+
+    with engines(1) as (b,), Liar(script, halves) as liar:
+        assert pulled(b, source(liar)) == MISSES
+        others = keys(64, "others")
+        b.store(others)
+        ended.append("now")
+        until(lambda: ended[-1] == "sent")
+        peer = b.endpoint._peers["127.0.0.1", liar.port]
+        until(lambda: b.on_io(lambda: peer._receiver._landing) is None)
+        b.must_have(others)
+
+
 def test_a_data_connection_that_nobody_takes():
     def script(liar, envelope):
         if isinstance(envelope.message, p.Hello):

@@ -185,6 +185,7 @@ def test_beyond_loopback_plaintext_has_to_be_asked_for(pairs):
     [
         ({"allowed_peers": ("x" * 40,)}, "keys is missing"),
         ({"keys": "/k"}, "allowed_peers is missing"),
+        ({"transport": "nixl"}, "NIXL encrypts nothing"),
         ({"port": 70000}, "port is 70000"),
         ({"load_deadline_s": 0.0}, "load_deadline_s is 0: give above 0"),
         ({"max_peers": 0}, "max_peers is 0"),
