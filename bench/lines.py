@@ -29,6 +29,7 @@ GOALS: dict[str, tuple[str, float]] = {
     "LIMIT copy.strided": (">=", 0.5),
     "FLAT copy.two_ranks": ("<=", 3.0),
     "LIMIT p2p.tcp.": (">=", 0.8),
+    "LIMIT p2p.nixl.": (">=", 0.85),
     "RATIO fs.files.": (">=", 0.95),
     "RATIO fs.log.write.64KiB": (">=", 4.0),
     "RATIO fs.log.write.512KiB": (">=", 2.0),

@@ -1,4 +1,4 @@
-"""Chunks of a peer over TCP beside a bare loop over sockets that moves the same bytes.
+"""Chunks of a peer beside the bare transport: a loop over sockets, and a transfer of NIXL's own.
 
     python -m bench.p2p [--rounds 15] [--tiny]
 
@@ -6,13 +6,15 @@ Two processes on loopback, one connection each way of moving. Ours: the producer
 host memory; the consumer's tier is given one job for all of them; timed is from the job to its
 outcome, so that the request, both threads, the checksum on either side and the outcome count. The
 bare loop: the same chunks in the same order, each sent with a header of as many bytes as ours by
-``sendmsg``, and received by ``recv_into`` to where it belongs. Sides take turns. Prints::
+``sendmsg``, and received by ``recv_into`` to where it belongs. The bare transfer: one READ of all
+chunks between two agents with the same backend. Sides take turns. Prints::
 
     LIMIT p2p.tcp.<size> <the loop's time over ours>
+    LIMIT p2p.nixl.<size> <the bare transfer's time over ours>
     TIME p2p.handshake <ms until a peer that was not known has answered a question of one chunk>
     TIME p2p.ask_absent <ms of the step that asks for 1,000 absent chunks, of a lookup after it is
         answered, and from the question to the answer>
-    RATE ... <GB/s of ours and of the loop>
+    RATE ... <GB/s of ours and of the bare one>
 """
 
 import argparse
@@ -33,13 +35,16 @@ from kvtiers.core.serving import ManagerParent
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
 from kvtiers.tiers.base import Job, JobKind, JobOutcome
+from kvtiers.tiers.p2p.addresses import address_of
 from kvtiers.tiers.p2p.build import build
+from kvtiers.tiers.p2p.nixl import new_agent
 from kvtiers.tiers.p2p.options import P2POptions
 from kvtiers.tiers.p2p.us import Identity
 from kvtiers.tiers.views import ChunkViews
 
 _HEADER_BYTES = 32
-_OPTIONS = P2POptions(host="127.0.0.1", port=0, max_pinned_fraction=1.0, load_deadline_s=60.0)
+_TCP = P2POptions(host="127.0.0.1", port=0, max_pinned_fraction=1.0, load_deadline_s=60.0)
+_NIXL = replace(_TCP, transport="nixl", plaintext_data=True)
 _SPAWN = multiprocessing.get_context("spawn")
 PATIENCE_S = 60.0
 
@@ -55,6 +60,7 @@ class Size:
 
     chunk_bytes: int
     chunks: int
+    options: P2POptions = _TCP
 
     @property
     def layout(self) -> ChunkLayout:
@@ -70,7 +76,8 @@ class Engine:
         self.memory = bytearray(size.chunks * size.chunk_bytes)
         self.memory[::4096] = b"x" * len(self.memory[::4096])  # its pages are there
         who = Identity("bench", size.layout, "bench")
-        self.tier = build("1:p2p", _OPTIONS, who, time.monotonic)
+        whole = memoryview(self.memory)
+        self.tier = build("1:p2p", size.options, who, time.monotonic, memory=whole)
         self.manager = ExclusiveManager(
             lock=threading.RLock(),
             index=HostIndex(size.chunks, load_policy("lru", capacity=size.chunks)),
@@ -101,12 +108,76 @@ def _serve(pipe: Any, size: Size) -> None:
     engine = Engine(size)
     engine.store_all()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        pipe.send((engine.tier.port, listener.getsockname()[1]))
+        address, agent = listener.getsockname()[1], None
+        if size.options.transport == "nixl":
+            agent = bare_agent(engine.memory)
+            address = agent.get_agent_metadata(), address_of(memoryview(engine.memory))
+        pipe.send((engine.tier.port, address))
+        while agent is not None:
+            pipe.recv()
         connection, _ = listener.accept()
         with connection:
             while pipe.recv():
                 send_bare(connection, engine.memory, size)
     engine.tier.shutdown(1.0)
+
+
+def bare_agent(memory: bytearray) -> Any:
+    """An agent of NIXL's own that knows ``memory``."""
+    agent = new_agent(("UCX",), 0)
+    agent.register_memory([(address_of(memoryview(memory)), len(memory), 0, "")], "DRAM")
+    return agent
+
+
+class BareSockets:
+    """The loop, for the consumer."""
+
+    def __init__(self, pipe: Any, port: int, memory: bytearray, size: Size) -> None:
+        self._pipe, self._memory, self._size = pipe, memory, size
+        self._connection = socket.create_connection(("127.0.0.1", port))
+
+    def move(self) -> None:
+        """All chunks, once."""
+        self._pipe.send(True)
+        receive_bare(self._connection, self._memory, self._size)
+
+    def close(self) -> None:
+        """End it."""
+        self._pipe.send(False)
+        self._connection.close()
+
+
+class BareTransfer:
+    """NIXL's own, for the consumer."""
+
+    def __init__(self, pipe: Any, where: tuple[bytes, int], memory: bytearray, size: Size) -> None:
+        metadata, self._theirs = where
+        self._ours, self._size = address_of(memoryview(memory)), size
+        self._agent = bare_agent(memory)
+        self._name = self._agent.add_remote_agent(metadata)
+
+    def move(self) -> None:
+        """All chunks, once."""
+        lists = [
+            self._agent.get_xfer_descs(
+                [
+                    (start + n * self._size.chunk_bytes, self._size.chunk_bytes, 0)
+                    for n in range(self._size.chunks)
+                ],
+                "DRAM",
+            )
+            for start in (self._ours, self._theirs)
+        ]
+        handle = self._agent.initialize_xfer("READ", *lists, self._name)
+        state = self._agent.transfer(handle)
+        while state == "PROC":
+            state = self._agent.check_xfer_state(handle)
+        if state != "DONE":
+            raise SystemExit(f"the bare transfer ended as {state}")
+        self._agent.release_xfer_handle(handle)
+
+    def close(self) -> None:
+        """Nothing: the processes end."""
 
 
 def send_bare(connection: socket.socket, memory: bytearray, size: Size) -> None:
@@ -133,8 +204,8 @@ def receive_bare(connection: socket.socket, memory: bytearray, size: Size) -> No
 
 
 @contextmanager
-def producer(size: Size) -> Iterator[tuple[Any, int, int]]:
-    """A process; the pipe to it, and its ports: ours, and the loop's."""
+def producer(size: Size) -> Iterator[tuple[Any, int, Any]]:
+    """A process; the pipe to it, its port, and where its bare side is."""
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_serve, args=(theirs, size), daemon=True)
     process.start()
@@ -193,30 +264,30 @@ class Consumer:
 
 
 def measure_chunks(name: str, size: Size, rounds: int) -> None:
-    """Print ``LIMIT p2p.tcp.<name>``."""
+    """Print ``LIMIT p2p.<name>``."""
     names, pairs = keys(size.chunks), []
-    with producer(size) as (pipe, port, bare_port):
+    with producer(size) as (pipe, port, where):
         consumer = Consumer(size)
-        with socket.create_connection(("127.0.0.1", bare_port)) as bare:
-            for number in range(rounds + 2):
-                request = context(port, f"r{number}")
-                consumer.tier.on_new_request(request)
-                consumer.ask(names, request)
-                if set(consumer.tier.lookup(names, request)) != {Lookup.HIT}:
-                    raise SystemExit(f"the producer lacks chunks: {consumer.tier!r}")
-                ours = consumer.load(names, request)
-                consumer.tier.on_request_finished(request)
-                began = time.perf_counter()
-                pipe.send(True)
-                receive_bare(bare, consumer.engine.memory, size)
-                if number >= 2:
-                    pairs.append((ours, time.perf_counter() - began))
-            pipe.send(False)
+        kind = BareTransfer if size.options.transport == "nixl" else BareSockets
+        bare = kind(pipe, where, consumer.engine.memory, size)
+        for number in range(rounds + 2):
+            request = context(port, f"r{number}")
+            consumer.tier.on_new_request(request)
+            consumer.ask(names, request)
+            if set(consumer.tier.lookup(names, request)) != {Lookup.HIT}:
+                raise SystemExit(f"the producer lacks chunks: {consumer.tier!r}")
+            ours = consumer.load(names, request)
+            consumer.tier.on_request_finished(request)
+            began = time.perf_counter()
+            bare.move()
+            if number >= 2:
+                pairs.append((ours, time.perf_counter() - began))
+        bare.close()
         consumer.tier.shutdown(1.0)
-    median_of("LIMIT", f"p2p.tcp.{name}", [theirs / ours for ours, theirs in pairs])
+    median_of("LIMIT", f"p2p.{name}", [theirs / ours for ours, theirs in pairs])
     moved = size.chunks * size.chunk_bytes
     rates = [moved / statistics.median(times) / 1e9 for times in zip(*pairs, strict=True)]
-    remark("RATE", f"p2p.tcp.{name}", "{:.2f} {:.2f} GB/s: ours, the loop".format(*rates))
+    remark("RATE", f"p2p.{name}", "{:.2f} {:.2f} GB/s: ours, the bare one".format(*rates))
 
 
 def measure_questions(rounds: int) -> None:
@@ -239,7 +310,12 @@ def measure_questions(rounds: int) -> None:
     remark("TIME", "p2p.ask_absent", f"{step:.2f} {lookup:.2f} {answer:.2f} ms: {words}")
 
 
-SIZES = {"256KiB": Size(256 << 10, 512), "2MiB": Size(2 << 20, 64)}
+SIZES = {
+    "tcp.256KiB": Size(256 << 10, 512),
+    "tcp.2MiB": Size(2 << 20, 64),
+    "nixl.256KiB": Size(256 << 10, 512, _NIXL),
+    "nixl.2MiB": Size(2 << 20, 64, _NIXL),
+}
 
 
 def measure(rounds: int, tiny: bool = False) -> None:

@@ -18,6 +18,7 @@ _log = logging.getLogger("kvtiers")
 
 _LOOK_EVERY_S = 0.0001
 _JOIN_S = 2.0
+"""How long what is under way is waited for in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ class Reader:
                 self._forget(work.metadata)
         until = time.monotonic() + _JOIN_S
         while self.active and time.monotonic() < until:
-            self._look()
+            if not self._look():
+                time.sleep(_LOOK_EVERY_S)
         for metadata in list(self.names):
             self._forget(metadata)
 

@@ -318,7 +318,9 @@ class P2PTier:
         if self._closed:
             return
         self._closed = True
-        self._endpoint.close(deadline_s)
+        if self._endpoint.close(deadline_s):  # nobody writes any more
+            for running in self._jobs.values():
+                running.job.views.release_all()
         self._jobs.clear()
         self._finished.clear()
         self._requests.clear()

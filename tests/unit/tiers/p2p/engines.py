@@ -149,7 +149,7 @@ class Engine:
         self.parent.check()
         self.on_io(self.endpoint.check)
         if len(self.endpoint._us.transports) == 1:
-            self.memory.append(0)  # raises BufferError if somebody has kept a view
+            self.memory.append(0)  # raises BufferError if somebody keeps a view
             self.memory.pop()
 
     def on_io(self, call: Callable[[], object]) -> object:
@@ -171,6 +171,7 @@ class Engine:
 
     def close(self) -> None:
         self.manager.shutdown(PATIENCE_S, time.monotonic)
+        self.memory.append(0)  # nobody keeps any of it
 
 
 def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:

@@ -43,7 +43,7 @@ def test_a_shutdown_does_not_wait_for_a_peer_that_hangs():
         assert b.tier.get_finished_jobs() == []
         assert b.tier.lookup(NAMES, request.context) == [Lookup.MISS] * 4
         b.tier.shutdown(5.0)
-        b.close()
+        b.memory.append(0)  # nobody keeps any of it
 
 
 def test_a_shutdown_returns_though_the_io_thread_hangs(caplog):

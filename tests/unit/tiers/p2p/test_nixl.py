@@ -5,6 +5,8 @@ import pytest
 from kvtiers.chunks import Lookup
 from kvtiers.tiers.p2p.addresses import address_of
 from tests.unit.tiers.p2p.engines import QUICK, Engine, engines, keys, source, until, with_options
+from tests.unit.tiers.p2p.test_killed import BIG, bytes_landed, child, look
+from tests.unit.tiers.p2p.test_killed import NAMES as BIG_NAMES
 from tests.unit.tiers.p2p.test_pull import _look
 
 BY_NIXL = with_options(transport="nixl", plaintext_data=True, load_deadline_s=20.0)
@@ -86,6 +88,30 @@ def test_a_peer_without_nixl_is_served_over_tcp(pair):
         assert type(session(a, b)._receiver).__name__ == "TcpReceiver"
     finally:
         b.close()
+
+
+@pytest.mark.parametrize("stage", ["asked", "while-chunks-come"])
+def test_a_producer_that_is_killed_costs_what_did_not_come(stage):
+    with (
+        engines(1, slots=32, layout=BIG, options=BY_NIXL) as (b,),
+        child(_produce, 0) as (process, _, port),
+    ):
+        request = b.request(source(port))
+        landed = {"asked": lambda: True, "while-chunks-come": lambda: bytes_landed(b)}[stage]
+        until(lambda: (look(b, request), landed())[1])
+        process.kill()
+        verdicts = b.pull(BIG_NAMES, request)
+        there = [k for k, v in zip(BIG_NAMES, verdicts, strict=True) if v is Lookup.HIT]
+        b.must_have(there)
+        b.manager.on_request_finished(request)
+        b.rest()
+
+
+def _produce(pipe, port: int) -> None:
+    engine = Engine(slots=32, layout=BIG, options=BY_NIXL)
+    engine.store(BIG_NAMES)
+    pipe.send(engine.port)
+    pipe.recv()
 
 
 def test_addresses():
