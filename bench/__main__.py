@@ -1,7 +1,7 @@
 """All figures, or those of one part.
 
-    python -m bench [--only import|manager|copy|p2p|ttft|io|obj|kv|fs|log] [--json FILE] [--root DIR]
-                    [--model DIR] [--tiny]
+    python -m bench [--only import|manager|copy|p2p|ttft|io|obj|kv|fs|log] [--json FILE]
+                    [--root DIR] [--model DIR] [--tiny]
 
 Each part runs in processes of its own, one after the other, and prints its lines as they come. At
 the end stands every figure beside its goal. Exits with 0 unless a part could not be run: a missed
