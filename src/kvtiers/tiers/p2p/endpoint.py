@@ -35,7 +35,7 @@ from kvtiers.tiers.p2p.parent import Parent
 from kvtiers.tiers.p2p.peer import Peer
 from kvtiers.tiers.p2p.protocol import Code, Verdict
 from kvtiers.tiers.p2p.roles import Source
-from kvtiers.tiers.p2p.security import Doorkeeper
+from kvtiers.tiers.p2p.security import Doorkeeper, bind_address, security_of
 from kvtiers.tiers.p2p.serving import Server, ServingThread
 from kvtiers.tiers.p2p.tcp import TcpTransport
 from kvtiers.tiers.p2p.transport import Transport
@@ -81,8 +81,8 @@ class Endpoint:
 
         Raises ConfigError naming the option, with nothing left.
         """
-        address = options.bind_address()
-        security = options.security()
+        address = bind_address(options)
+        security = security_of(options)
         self._options = options
         self._post = post
         self._start_thread = start_thread

@@ -13,9 +13,9 @@ import zmq
 
 from kvtiers.tiers.options import bad_option
 from kvtiers.tiers.p2p.loop import Loop
-from kvtiers.tiers.p2p.names import Names
+from kvtiers.tiers.p2p.names import Names, is_loopback
 from kvtiers.tiers.p2p.protocol import MAX_MESSAGE_BYTES
-from kvtiers.tiers.p2p.security import Security, is_loopback
+from kvtiers.tiers.p2p.security import Security
 
 _MONITORED = {
     zmq.EVENT_CONNECT_RETRIED: "the connection is refused",

@@ -26,6 +26,11 @@ def numeric(host: str) -> str | None:
         return None
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach it; ``address`` is numeric."""
+    return ipaddress.ip_address(address).is_loopback
+
+
 def look_up(host: str) -> str | None:
     """Ask the system's resolver; may take its time."""
     try:

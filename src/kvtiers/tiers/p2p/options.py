@@ -1,17 +1,15 @@
 """Options of the ``p2p`` tier."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from kvtiers.options import Reader, Unfit, option
 from kvtiers.tiers.options import require
-from kvtiers.tiers.p2p.names import look_up, numeric
-from kvtiers.tiers.p2p.security import Security, is_loopback, read_keys, secured
 
 _HOST_VARIABLE, _PORT_VARIABLE = "VLLM_P2P_SIDE_CHANNEL_HOST", "VLLM_P2P_SIDE_CHANNEL_PORT"
-_HOST, _PORT = "127.0.0.1", 5710
+LOOPBACK = "127.0.0.1"
+_PORT = 5710
 
 
 def _strings(value: Any) -> tuple[str, ...]:
@@ -122,40 +120,10 @@ class P2POptions:
             known = given.isdecimal() and int(given) < 1 << 16
             require(known, _PORT_VARIABLE, f"is {given!a}: give a port")
             port = int(given)
-        host = self.host or environment.get(_HOST_VARIABLE) or _HOST
+        host = self.host or environment.get(_HOST_VARIABLE) or LOOPBACK
         return replace(
             self,
             host=host,
             port=port and port + data_parallel_index,
             data_port=self.data_port and self.data_port + data_parallel_index,
         )
-
-    def bind_address(self) -> str:
-        """The numeric address of ``host``. Asks the resolver; raises ConfigError.
-
-        Beyond loopback it is refused unless it is secured as far as it can be.
-        """
-        host = self.host or _HOST
-        address = numeric(host) or look_up(host)
-        require(address is not None, "host", f"is {host}, a name that does not resolve")
-        assert address is not None
-        if not is_loopback(address):
-            require(
-                self.keys is not None,
-                "keys",
-                f"is missing: {host} can be reached by others; write a key pair with kvtiers keys "
-                "new and list those of the peers in allowed_peers",
-            )
-            require(
-                self.plaintext_data,
-                "plaintext_data",
-                f"is false, but chunks to and from {host} would travel unencrypted: set it if "
-                "nobody else is on that network",
-            )
-        return address
-
-    def security(self) -> Security | None:
-        """Keys of this engine and its peers; None: there are none. Raises ConfigError."""
-        if self.keys is None:
-            return None
-        return secured(read_keys(os.path.expanduser(self.keys)), self.allowed_peers)

@@ -1,4 +1,4 @@
-"""One peer that is asked: its session, what was asked of it, and what it was told to bring.
+"""One peer that is asked: its session, from the first question to the last word.
 
 Runs on the I/O thread. What a peer says is believed only as far as it answers something that was
 asked; the rest ends the session, and the peer is left alone for a while.
@@ -8,74 +8,23 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
-from kvtiers.chunks import Key
 from kvtiers.errors import Kind
 from kvtiers.tiers.breaker import Breaker, State
 from kvtiers.tiers.p2p import protocol
 from kvtiers.tiers.p2p.line import Line, Lines
 from kvtiers.tiers.p2p.loop import Timer
-from kvtiers.tiers.p2p.notes import Answered, Ask, Failure, Load, Loaded, Over, Released, ToTier
-from kvtiers.tiers.p2p.protocol import Code, Message, Role, Verdict
-from kvtiers.tiers.p2p.session import (
-    CONSUMER,
-    TRANSFER,
-    Act,
-    Asking,
-    Course,
-    Heard,
-    Move,
-    Moving,
-    Patience,
-    Turn,
-    Watch,
-)
-from kvtiers.tiers.p2p.transport import Delivered, Receiver
+from kvtiers.tiers.p2p.notes import Answered, Ask, Failure, Load, Loaded, Over, ToTier
+from kvtiers.tiers.p2p.outstanding import Outstanding, Voices
+from kvtiers.tiers.p2p.protocol import Code, Message
+from kvtiers.tiers.p2p.session import CONSUMER, Act, Asking, Course, Heard, Patience, Watch
+from kvtiers.tiers.p2p.transport import Delivered
 from kvtiers.tiers.p2p.us import Us
 from kvtiers.tiers.p2p.wire import ProtocolError
 
 _log = logging.getLogger("kvtiers")
-
-_GONE = Failure(Kind.VANISHED, "the peer has it no more")
-_LATE = Failure(Kind.TIMEOUT, "the peer did not bring it in time")
-_UNWANTED = Failure(Kind.TIMEOUT, "the request that waited for it is over")
-_FAILURES = {
-    Code.ABSENT: _GONE,
-    Code.DEADLINE: Failure(Kind.TIMEOUT, "the peer waited for it in vain"),
-}
-
-
-@dataclass(slots=True, eq=False)
-class _Question:
-    """A part of what was asked at once."""
-
-    ask: Ask
-    keys: tuple[Key, ...]
-    left: set[int]
-    """Places that were not answered."""
-    timer: Timer
-
-
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    """A part of a job."""
-
-    load: Load
-    keys: tuple[Key, ...]
-    sizes: list[int]
-    left: set[int]
-    """Places that neither arrived nor failed."""
-    timer: Timer
-    course: Course[Moving, Turn, Move] = field(
-        default_factory=lambda: Course(TRANSFER, Moving.FLYING)
-    )
-    done: list[int] = field(default_factory=list)
-    failed: dict[int, Failure] = field(default_factory=dict)
-    offered: set[int] = field(default_factory=set)
-    """Places that were said to be ready, and are being read or were."""
 
 
 class Peer:
@@ -96,13 +45,13 @@ class Peer:
             options.ping_interval_s,
             options.idle_deadline_s,
         )
-        self._numbers = 0
         self._strikes = 0
         """Answers in a row that came too late."""
         self._waiting: deque[Ask | Load] = deque()
         """What is sent when the session opens."""
-        self._questions: dict[int, _Question] = {}
-        self._transfers: dict[int, _Transfer] = {}
+        forged = partial(self._on, Heard.FORGED)
+        voices = Voices(self._say, post, self._fared_well, self._struck, forged)
+        self._outstanding = Outstanding(us.loop, voices)
         self._requests: set[str] = set()
         """Those the peer knows of in this session."""
         self._said = ""
@@ -112,7 +61,6 @@ class Peer:
     def _reset_session(self) -> None:
         self._course = None
         self._line: Line | None = None
-        self._receiver: Receiver | None = None
         self._watch: Watch | None = None
         self._watch_timer: Timer | None = None
         self._nonce = self._token = b""
@@ -124,32 +72,25 @@ class Peer:
     def ask(self, ask: Ask) -> None:
         """Find out which of these the peer has."""
         if self._ready(ask):
-            self._send_ask(ask)
+            self._send(ask)
 
     def load(self, load: Load) -> None:
         """Have these brought."""
         if self._ready(load):
-            self._send_load(load)
+            self._send(load)
 
     def over(self, over: Over) -> None:
         """Tell the peer that it need not keep anything for this request."""
         request = over.source.request
         if request in self._requests:
             self._requests.discard(request)
-            for number, transfer in list(self._transfers.items()):
-                waits = transfer.course.state is Moving.FLYING
-                if (
-                    waits
-                    and transfer.load.source == over.source
-                    and over.source.role is Role.PREFILL
-                ):
-                    self._stop(number, transfer, _UNWANTED)
+            self._outstanding.over(over.source)
             self._say(protocol.Finished(request))
 
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost if it were forgotten."""
-        unused = self._course is None and not self._transfers
+        unused = self._course is None and self._outstanding.empty
         return unused and not self._breaker.is_out(self._us.loop.clock())
 
     def stop(self) -> None:
@@ -240,7 +181,7 @@ class Peer:
             self._watch.heard(self._us.loop.clock())
             if event is Heard.REPLY and self._course and self._course.state is Asking.OPEN:
                 self._course.on(event)
-                self._take(envelope.message)
+                self._outstanding.take(envelope.message)
                 return
             if event is Heard.WELCOME and self._course and self._course.state is Asking.GREETING:
                 self._welcome(cast(protocol.HelloAck, envelope.message), envelope.token)
@@ -283,9 +224,10 @@ class Peer:
         transport = next((t for t in self._us.transports if t.name == ack.transport), None)
         if transport is None:
             raise ProtocolError("it chose a data transport that was not offered")
-        calls = Delivered(self._arrived, self._stopped, self._taken, self._data_broke)
+        ours = self._outstanding
+        calls = Delivered(ours.arrived, ours.stopped, self._taken, self._data_broke)
         try:
-            self._receiver = transport.receive_from(self._address, ack.offer, calls)
+            ours.receiver = transport.receive_from(self._address, ack.offer, calls)
         except OSError as e:
             raise ProtocolError(f"its data connection cannot be made: {e}") from e
         self._token = token
@@ -304,10 +246,8 @@ class Peer:
         for wanted in waiting:
             if self._course is None or self._course.state is not Asking.OPEN:
                 self._fail(wanted, Failure(Kind.IO, f"the session with {self} ended"))
-            elif isinstance(wanted, Ask):
-                self._send_ask(wanted)
             else:
-                self._send_load(wanted)
+                self._send(wanted)
 
     def _look_again(self) -> None:
         watch = self._watch
@@ -319,7 +259,7 @@ class Peer:
     def _look_after(self) -> None:
         watch, now = self._watch, self._us.loop.clock()
         assert watch is not None
-        busy = bool(self._questions or self._transfers or self._waiting)
+        busy = self._outstanding.busy or bool(self._waiting)
         due = watch.due(now, busy)
         if due is not None:
             self._on(due, "it gives no sign of life" if due is Heard.LATE else "nobody needs it")
@@ -327,7 +267,7 @@ class Peer:
             return
         if watch.wants_ping(now):
             watch.pinged(now)
-            self._say(protocol.Ping(self._number()))
+            self._say(protocol.Ping(self._outstanding.number()))
         if self._watch is watch:
             self._look_again()
 
@@ -345,29 +285,14 @@ class Peer:
 
     def _end(self, why: Failure) -> None:
         """Close both connections, so that nothing lands any more; then say what is lost."""
-        receiver, transfers = self._receiver, dict(self._transfers)
-        in_use = {number for number in transfers if receiver and not receiver.stop(number)}
-        if receiver is not None:
-            receiver.close()
         if self._line is not None:
             self._line.close()
         if self._watch_timer is not None:
             self._watch_timer.cancel()
         self._strikes = 0
         self._reset_session()
-        questions, self._questions = self._questions, {}
         waiting, self._waiting = self._waiting, deque()
-        for question in questions.values():
-            question.timer.cancel()
-            absent = {question.keys[place]: False for place in question.left}
-            self._post(Answered(question.ask.number, absent))
-        for number, transfer in transfers.items():
-            if transfer.course.state is Moving.FLYING:
-                transfer.failed.update(dict.fromkeys(transfer.left, why))
-                turn = Turn.LOST_IN_USE if number in in_use else Turn.LOST
-                self._moved(transfer, turn, number)
-            elif number not in in_use:
-                self._moved(transfer, Turn.STOPPED, number)
+        self._outstanding.lost(why)
         for wanted in waiting:
             self._fail(wanted, why)
 
@@ -375,162 +300,17 @@ class Peer:
         if self._line is not None and self._token:
             self._line.send(protocol.encode(message, self._token))
 
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    # -- questions and transfers -----------------------------------------------------------------
-
-    def _send_ask(self, ask: Ask) -> None:
-        loop = self._us.loop
-        self._used(ask.source.request)
-        for keys in _batches(ask.keys):
-            number = self._number()
-            timer = loop.at(ask.deadline, partial(self._unanswered, number))
-            self._questions[number] = _Question(ask, keys, set(range(len(keys))), timer)
-            self._say(protocol.LookUp(number, ask.source.request, ask.source.role, keys))
-
-    def _send_load(self, load: Load) -> None:
-        loop, receiver = self._us.loop, self._receiver
-        assert receiver is not None
-        self._used(load.source.request)
-        start = 0
-        for keys in _batches(load.keys):
-            number = self._number()
-            try:
-                views = [load.views[start + i] for i in range(len(keys))]
-                sizes = [view.nbytes for view in views]
-            except Exception as e:  # host memory is gone: the job must end all the same
-                dead = Failure(Kind.CLOSED, f"host memory cannot be written: {e}")
-                self._post(Loaded(load.job, (), dict.fromkeys(keys, dead), 0))
-                continue
-            finally:
-                start += len(keys)
-            receiver.expect(number, views)
-            timer = loop.at(load.deadline, partial(self._overdue, number))
-            self._transfers[number] = _Transfer(load, keys, sizes, set(range(len(keys))), timer)
-            source = load.source
-            self._say(protocol.Fetch(number, source.request, source.role, keys))
-
-    def _used(self, request: str) -> None:
+    def _send(self, wanted: Ask | Load) -> None:
         assert self._watch is not None
-        self._requests.add(request)
+        self._requests.add(wanted.source.request)
         self._watch.used(self._us.loop.clock())
-
-    def _take(self, message: Message) -> None:
-        """Take in a reply. Raises ProtocolError if it answers nothing that was asked."""
-        if isinstance(message, protocol.LookUpAnswer):
-            self._answered(message)
-        elif isinstance(message, protocol.TransferDone):
-            self._refused(message)
-        elif isinstance(message, protocol.ChunkReady):
-            self._can_be_read(message)
-
-    def _can_be_read(self, message: protocol.ChunkReady) -> None:
-        transfer = self._transfers.get(message.transfer)
-        if transfer is None or transfer.course.state is not Moving.FLYING:
-            if message.transfer > self._numbers:
-                raise ProtocolError("it brings what was not asked for")
-            return  # too late: it was told so
-        if not {place for place, *_ in message.chunks} <= transfer.left:
-            raise ProtocolError("it brings what was not asked for, or twice")
-        assert self._receiver is not None
-        transfer.offered.update(place for place, *_ in message.chunks)
-        self._receiver.ready(message.transfer, message.chunks)
-
-    def _answered(self, answer: protocol.LookUpAnswer) -> None:
-        question = self._questions.get(answer.question)
-        if question is None:
-            if answer.question > self._numbers:
-                raise ProtocolError("it answers what was not asked")
-            return  # too late
-        places = {place for place, _ in answer.verdicts}
-        if not places <= question.left:
-            raise ProtocolError("it answers what was not asked, or twice")
-        self._fared_well()
-        question.left -= places
-        found = {question.keys[p]: verdict != Verdict.ABSENT for p, verdict in answer.verdicts}
-        if not question.left:
-            question.timer.cancel()
-            del self._questions[answer.question]
-        self._post(Answered(question.ask.number, found))
-
-    def _unanswered(self, number: int) -> None:
-        question = self._questions.pop(number)
-        absent = {question.keys[place]: False for place in question.left}
-        self._post(Answered(question.ask.number, absent))
-        self._struck("lookups were not answered in time")
-
-    def _arrived(self, number: int, place: int, whole: bool) -> None:
-        transfer = self._transfers.get(number)
-        if transfer is None or transfer.course.state is not Moving.FLYING:
-            return
-        if not whole:
-            self._on(Heard.FORGED, "a chunk was changed on the way")
-            return
-        transfer.left.discard(place)
-        transfer.done.append(place)
-        if not transfer.left:
-            self._moved(transfer, Turn.ALL, number)
-
-    def _refused(self, done: protocol.TransferDone) -> None:
-        transfer = self._transfers.get(done.transfer)
-        if transfer is None or transfer.course.state is not Moving.FLYING:
-            if done.transfer > self._numbers:
-                raise ProtocolError("it ends what was not asked for")
-            return
-        places = {place for place, _ in done.failed}
-        if not places <= transfer.left - transfer.offered | transfer.failed.keys():
-            raise ProtocolError("it takes back what it sent, or what was not asked for")
-        unknown = Failure(Kind.IO, "the peer could not bring it")
-        for place, code in done.failed:
-            known = code in _FAILURES
-            transfer.failed[place] = _FAILURES[Code(code)] if known else unknown
-        transfer.left -= places
-        if not transfer.left:
-            self._moved(transfer, Turn.ALL, done.transfer)
-
-    def _overdue(self, number: int) -> None:
-        self._stop(number, self._transfers[number], _LATE)
-        self._struck("chunks did not come in time")
-
-    def _stop(self, number: int, transfer: _Transfer, why: Failure) -> None:
-        assert self._receiver is not None
-        transfer.failed.update(dict.fromkeys(transfer.left, why))
-        stopped = self._receiver.stop(number)
-        self._moved(transfer, Turn.LATE if stopped else Turn.LATE_IN_USE, number)
-
-    def _stopped(self, number: int) -> None:
-        transfer = self._transfers.get(number)
-        if transfer is not None and transfer.course.state is Moving.STOPPING:
-            self._moved(transfer, Turn.STOPPED, number)
+        if isinstance(wanted, Ask):
+            self._outstanding.ask(wanted)
+        else:
+            self._outstanding.load(wanted)
 
     def _taken(self, number: int, places: Sequence[int]) -> None:
         self._say(protocol.Taken(number, tuple((place,) for place in places)))
-
-    def _moved(self, transfer: _Transfer, turn: Turn, number: int) -> None:
-        move = transfer.course.on(turn)
-        transfer.timer.cancel()
-        if move in (Move.CANCEL, Move.CANCEL_IN_USE):
-            self._say(protocol.Cancel(number))
-        if transfer.course.state is Moving.ENDED:
-            del self._transfers[number]
-            if self._receiver is not None and move is Move.REPORT:
-                self._receiver.forget(number)
-        if move is Move.RELEASE:
-            self._post(Released(transfer.load.job))
-            return
-        if turn is Turn.ALL:
-            self._fared_well()
-        self._post(
-            Loaded(
-                transfer.load.job,
-                tuple(transfer.keys[place] for place in transfer.done),
-                {transfer.keys[place]: why for place, why in transfer.failed.items()},
-                sum(transfer.sizes[place] for place in transfer.done),
-                transfer.course.state is Moving.STOPPING,
-            )
-        )
 
     def _fared_well(self) -> None:
         self._strikes = 0
@@ -547,22 +327,14 @@ class Peer:
         if self._course is not None:
             self._course.check()
         is_open = self._course is not None and self._course.state is Asking.OPEN
-        flying = [t for t in self._transfers.values() if t.course.state is Moving.FLYING]
-        assert is_open or not (self._questions or flying), "asked without a session"
+        self._outstanding.check()
+        assert is_open == (self._outstanding.receiver is not None), "half a session"
         assert not (is_open and self._waiting), "something waits for a session that is open"
         assert (self._line is None) == (self._nonce == b""), "a line without a greeting"
-        assert all(transfer.left for transfer in flying), "a transfer ended and is not reported"
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
     def __repr__(self) -> str:
         state = "no session" if self._course is None else self._course.state.value
-        return (
-            f"<Peer {self}: {state}, {len(self._questions)} questions, "
-            f"{len(self._transfers)} transfers, {self._breaker.state.value}>"
-        )
-
-
-def _batches(keys: tuple[Key, ...]) -> list[tuple[Key, ...]]:
-    return [keys[i : i + protocol.MAX_KEYS] for i in range(0, len(keys), protocol.MAX_KEYS)]
+        return f"<Peer {self}: {state}, {self._outstanding!r}, {self._breaker.state.value}>"

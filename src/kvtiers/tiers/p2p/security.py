@@ -5,7 +5,6 @@ CurveZMQ (RFC 26 of rfc.zeromq.org), and only listed public keys are let in (ZAP
 handler on the I/O thread.
 """
 
-import ipaddress
 import os
 import re
 from dataclasses import dataclass, field
@@ -14,7 +13,10 @@ import zmq
 from zmq.utils import z85
 
 from kvtiers.errors import ConfigError
+from kvtiers.tiers.options import bad_option, require
 from kvtiers.tiers.p2p.loop import Loop
+from kvtiers.tiers.p2p.names import is_loopback, look_up, numeric
+from kvtiers.tiers.p2p.options import LOOPBACK, P2POptions
 
 _KEY = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
 _LINE = re.compile(rf"(public|secret) ({_KEY})")
@@ -51,11 +53,6 @@ class Security:
             return known
         nameless = self.allowed - set(self.by_address.values())
         return next(iter(nameless)) if len(nameless) == 1 else None
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach it; ``address`` is numeric."""
-    return ipaddress.ip_address(address).is_loopback
 
 
 def new_keys(path: str) -> bytes:
@@ -106,6 +103,38 @@ def secured(own: KeyPair, allowed_peers: tuple[str, ...]) -> Security:
         if match[2] is not None:
             by_address[match[2]] = match[1].encode()
     return Security(own, frozenset(allowed), by_address)
+
+
+def bind_address(options: P2POptions) -> str:
+    """The numeric address of ``host``. Asks the resolver; raises ConfigError.
+
+    Beyond loopback it is refused unless it is secured as far as it can be.
+    """
+    host = options.host or LOOPBACK
+    address = numeric(host) or look_up(host)
+    if address is None:
+        raise bad_option("host", f"is {host}, a name that does not resolve")
+    if not is_loopback(address):
+        require(
+            options.keys is not None,
+            "keys",
+            f"is missing: {host} can be reached by others; write a key pair with kvtiers keys "
+            "new and list those of the peers in allowed_peers",
+        )
+        require(
+            options.plaintext_data,
+            "plaintext_data",
+            f"is false, but chunks to and from {host} would travel unencrypted: set it if "
+            "nobody else is on that network",
+        )
+    return address
+
+
+def security_of(options: P2POptions) -> Security | None:
+    """Keys of this engine and its peers; None: there are none. Raises ConfigError."""
+    if options.keys is None:
+        return None
+    return secured(read_keys(os.path.expanduser(options.keys)), options.allowed_peers)
 
 
 class Doorkeeper:

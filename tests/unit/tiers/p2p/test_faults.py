@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 from kvtiers.chunks import Lookup
 from kvtiers.tiers.breaker import State
 from kvtiers.tiers.p2p import protocol as p
-from kvtiers.tiers.p2p.tcp import _HEADER
+from kvtiers.tiers.p2p.frames import HEADER
 from tests.unit.tiers.p2p.engines import (
     CHUNK_BYTES,
     Engine,
@@ -97,7 +97,7 @@ def sends(*frames: bytes):
 def frame(place: int, data: bytes, transfer: int = 2, size=None, checksum=None, zero=0) -> bytes:
     size = len(data) if size is None else size
     checksum = xxh3_64_intdigest(data) if checksum is None else checksum
-    return _HEADER.pack(transfer, place, zero, size, checksum) + data
+    return HEADER.pack(transfer, place, zero, size, checksum) + data
 
 
 GOOD = [frame(place, payload(key)) for place, key in enumerate(NAMES)]
@@ -256,11 +256,11 @@ def test_a_chunk_that_comes_after_its_deadline_lands_nowhere():
         until(lambda: late[-1] == "sent")
         peer = b.endpoint._peers["127.0.0.1", liar.port]
         landed = lambda: [  # noqa: E731
-            view is None for e in peer._receiver._expected.values() for view in e.views
+            view is None for e in peer._outstanding.receiver._expected.values() for view in e.views
         ]
         until(lambda: b.on_io(landed) == [True] * 4)
         b.must_have(others)
-        b.on_io(peer._receiver.check)
+        b.on_io(peer._outstanding.receiver.check)
 
 
 def test_a_chunk_that_is_taken_back_while_it_comes_in_lands_nowhere():
@@ -281,7 +281,7 @@ def test_a_chunk_that_is_taken_back_while_it_comes_in_lands_nowhere():
         if isinstance(envelope.message, p.Fetch):
             peer = b.endpoint._peers["127.0.0.1", liar.port]
             liar.fetched.set()
-            until(lambda: peer._receiver._landing)
+            until(lambda: peer._outstanding.receiver._landing)
             failed = tuple((n, int(p.Code.ABSENT)) for n in range(4))
             return [(p.TransferDone(envelope.message.transfer, failed), liar.token)]
         return honest(liar, envelope)
@@ -293,7 +293,7 @@ def test_a_chunk_that_is_taken_back_while_it_comes_in_lands_nowhere():
         ended.append("now")
         until(lambda: ended[-1] == "sent")
         peer = b.endpoint._peers["127.0.0.1", liar.port]
-        until(lambda: b.on_io(lambda: peer._receiver._landing) is None)
+        until(lambda: b.on_io(lambda: peer._outstanding.receiver._landing) is None)
         b.must_have(others)
 
 

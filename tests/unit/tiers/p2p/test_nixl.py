@@ -30,7 +30,7 @@ def test_what_a_peer_has_is_read(pair):
     request = b.request(source(a))
     assert b.pull(NAMES, request) == [Lookup.HIT] * 30 + [Lookup.MISS] * 10
     b.must_have(NAMES[:30])
-    assert type(session(a, b)._receiver).__name__ == "NixlReceiver"
+    assert type(session(a, b)._outstanding.receiver).__name__ == "NixlReceiver"
     b.manager.on_request_finished(request)
     b.rest()
     a.rest()
@@ -85,7 +85,7 @@ def test_a_peer_without_nixl_is_served_over_tcp(pair):
     try:
         assert b.pull(names, b.request(source(a, "x3"))) == [Lookup.HIT] * 4
         b.must_have(names)
-        assert type(session(a, b)._receiver).__name__ == "TcpReceiver"
+        assert type(session(a, b)._outstanding.receiver).__name__ == "TcpReceiver"
     finally:
         b.close()
 

@@ -387,7 +387,7 @@ def test_a_request_that_is_over_stops_waiting_for_prefill_and_tells_the_peer(ses
     assert loaded.job != other
     session.peer.over(Over(WAIT))
     assert len(session.said(p.Finished)) == 1
-    assert fetched.transfer in session.peer._transfers
+    assert fetched.transfer in session.peer._outstanding._transfers
 
 
 def test_late_answers_are_ignored_and_counted(session):
