@@ -68,17 +68,24 @@ class ExclusiveManager(TieringManager):
     def drain(self, deadline_s: float, clock: Callable[[], float]) -> bool:
         """Send and await what is in flight or in a backlog; others may call, in vain, meanwhile."""
         with self.exclusive:
-            self.resting = True
+            before, self.resting = self.resting, True
         try:
             return super().drain(deadline_s, clock)
         finally:
-            self.resting = False
+            self.resting = before
 
     def shutdown(self, deadline_s: float, clock: Callable[[], float]) -> None:
         """Cascade what still can be, then stop the tiers."""
         with self.exclusive:
             self.resting = True
         super().shutdown(deadline_s, clock)
+
+    def retire(self) -> None:
+        """Give nothing to others any more: what is known of host memory may be wrong."""
+        with self.exclusive:
+            self.resting = True
+            for listener in self._reset:
+                listener()
 
     @property
     def use(self) -> HostUse:

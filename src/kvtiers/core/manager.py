@@ -7,6 +7,7 @@ seconds and comes from the caller. All calls come from one thread.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from kvtiers.chunks import ChunkLayout, Key, Lookup, OffloadPolicy, RequestContext
@@ -40,6 +41,9 @@ class ManagerOptions:
 
 class TieringManager:
     """Host memory as the gateway between an accelerator and the tiers below."""
+
+    exclusive: AbstractContextManager[object] = nullcontext()
+    """For callers who need several calls in a row; held by nobody else, who are none here."""
 
     def __init__(
         self,
@@ -193,7 +197,7 @@ class TieringManager:
     def store(self, keys: Sequence[Key], request: Request) -> StorePlan:
         """Reserve slots for offered chunks, in prefix order; what is resident counts as used."""
         request.offered.update(keys)
-        plan = self._stores.plan(keys, request.offered)
+        plan = self._stores.plan(keys, request.offered, at_once=bool(request.wants_all))
         if plan.resident:
             self._touched.extend(plan.resident)
             if request.wants_all:
@@ -289,6 +293,9 @@ class TieringManager:
         self._ledger.device_orphans.update(device)
         self.room_epoch += 1
         return tuple(device)
+
+    def retire(self) -> None:
+        """Give nothing to others any more, who are none here."""
 
     def release_device(self, slots: Sequence[int]) -> None:
         """The device no longer touches these slots, which were in flight at a reset."""

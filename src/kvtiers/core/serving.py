@@ -81,7 +81,7 @@ class ManagerParent:
         """Keep those that are in host memory, as far as there is room."""
         with self._manager.exclusive:
             there = self._with_room(self._manager.resident(keys))
-            if not there:
+            if not there or self._manager.resting:
                 return None
             request = self._begin("pin")
             slots = self._manager.load(there, request)

@@ -31,6 +31,11 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
+def is_wildcard(address: str) -> bool:
+    """Whether it stands for all addresses of this machine; ``address`` is numeric."""
+    return ipaddress.ip_address(address).is_unspecified
+
+
 def look_up(host: str) -> str | None:
     """Ask the system's resolver; may take its time."""
     try:

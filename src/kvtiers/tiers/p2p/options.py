@@ -28,6 +28,9 @@ class P2POptions:
     port: int | None = None
     """Port on which peers are answered; ``VLLM_P2P_SIDE_CHANNEL_PORT`` if it is not set, else 5710.
     The index of the data-parallel engine is added to it."""
+    advertised_host: str | None = None
+    """Where peers reach this engine: what an answer names to whoever routes a request on to decode;
+    ``host`` if it is not set. Has to be set where ``host`` stands for all addresses."""
     data_port: int = 0
     """Port of the data connections; 0: any. The index is added here too, unless it is 0."""
     transport: Literal["tcp", "nixl"] = "tcp"

@@ -5,7 +5,7 @@ All calls are made on the serving thread, but for ``listen``. None waits for a d
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvtiers.chunks import Key, Lookup
 from kvtiers.tiers.views import ChunkViews
@@ -50,3 +50,18 @@ class Parent(Protocol):
 
     def listen(self, changed: Callable[[], None]) -> None:
         """Have ``changed`` called, on any thread, when chunks may have come into host memory."""
+
+
+@runtime_checkable
+class ServesPeers(Protocol):
+    """What ``kvtiers.wiring`` looks for among the tiers: one that gives chunks to other engines."""
+
+    max_pinned_fraction: float
+    """The share of host memory that may be kept for peers."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port at which peers reach this engine."""
+
+    def serve(self, parent: Parent) -> None:
+        """Answer peers from these chunks; before it, every chunk is absent for them. Once."""

@@ -15,7 +15,7 @@ from zmq.utils import z85
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.options import bad_option, require
 from kvtiers.tiers.p2p.loop import Loop
-from kvtiers.tiers.p2p.names import is_loopback, look_up, numeric
+from kvtiers.tiers.p2p.names import is_loopback, is_wildcard, look_up, numeric
 from kvtiers.tiers.p2p.options import LOOPBACK, P2POptions
 
 _KEY = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
@@ -127,6 +127,11 @@ def bind_address(options: P2POptions) -> str:
             f"is false, but chunks to and from {host} would travel unencrypted: set it if "
             "nobody else is on that network",
         )
+    require(
+        options.advertised_host is not None or not is_wildcard(address),
+        "advertised_host",
+        f"is missing: {host} is no address that a peer could be sent to",
+    )
     return address
 
 

@@ -80,6 +80,7 @@ class P2PTier:
     ) -> None:
         """``mailbox.post`` is what the endpoint was given."""
         self.label = label
+        self.max_pinned_fraction = options.max_pinned_fraction
         self._options = options
         self._endpoint = endpoint
         self._mailbox = mailbox
@@ -101,6 +102,12 @@ class P2PTier:
     def port(self) -> int:
         """Where peers are answered."""
         return self._endpoint.port
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port at which peers reach this engine."""
+        options = self._options
+        return options.advertised_host or options.host or "", self.port
 
     # -- requests --------------------------------------------------------------------------------
 

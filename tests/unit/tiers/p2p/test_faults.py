@@ -458,3 +458,12 @@ def test_a_consumer_that_falls_silent_is_let_go():
         assert a.parent._pins
         until(lambda: not a.parent._pins)
         until(lambda: not a.endpoint._guests._by_number)
+
+
+def test_an_engine_that_is_switched_off_serves_nobody():
+    """What it believes of its slots may be wrong."""
+    with engines() as (producer, consumer):
+        names = keys(4)
+        producer.store(names)
+        producer.manager.retire()
+        assert consumer.pull(names, consumer.request(source(producer))) == [Lookup.MISS] * 4

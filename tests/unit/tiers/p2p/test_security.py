@@ -176,8 +176,12 @@ def test_beyond_loopback_plaintext_has_to_be_asked_for(pairs):
     options = {"host": "0.0.0.0", "keys": own[0], "allowed_peers": (other[1],)}
     with pytest.raises(ConfigError, match="plaintext_data is false, but chunks"):
         Engine(options=with_options(**options))
-    with engines(1, options=with_options(**options, plaintext_data=True)) as (engine,):
-        assert engine.port
+    options["plaintext_data"] = True
+    with pytest.raises(ConfigError, match=r"advertised_host is missing: .* is no address"):
+        Engine(options=with_options(**options))
+    options["advertised_host"] = "gpu7.example"
+    with engines(1, options=with_options(**options)) as (engine,):
+        assert engine.tier.address == ("gpu7.example", engine.port)
 
 
 @pytest.mark.parametrize(
