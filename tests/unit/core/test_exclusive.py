@@ -55,8 +55,8 @@ class Pair(World):
         self.parent.check()
 
 
-NOT_CALLS = {"drain", "shutdown", "reset", "storing", "use"}
-"""Of their own: two that wait, one that tells, what is read while nobody else writes it."""
+NOT_CALLS = {"drain", "shutdown", "reset", "retire", "storing", "use"}
+"""Of their own: two that wait, two that tell, what is read while nobody else writes it."""
 
 
 def test_every_public_call_is_exclusive():
@@ -118,6 +118,18 @@ def test_who_waits_for_the_tiers_keeps_others_from_them():
     assert asked
     assert set(map(str, asked)) == {str(([Lookup.RETRY], 0))}
     assert world.parent.ask(keys("c"), "peer") == [Lookup.HIT]
+
+
+def test_others_get_nothing_from_one_that_was_shut_down_or_switched_off():
+    for end in (lambda m: m.shutdown(5.0, lambda: 0.0), lambda m: m.retire()):
+        world = Pair()
+        world.stored(keys("a"))
+        pin = world.parent.pin(keys("a"))
+        end(world.manager)
+        assert world.parent.ask(keys("a"), "peer") == [Lookup.RETRY]
+        assert world.parent.pin(keys("a")) is None
+        world.parent.release(pin)
+        world.parent.check()
 
 
 # -- what peers get -------------------------------------------------------------------------------
