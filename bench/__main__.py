@@ -1,7 +1,7 @@
 """All figures, or those of one part.
 
-    python -m bench [--only import|manager|copy|ttft|io|obj|kv|fs|log] [--json FILE] [--root DIR]
-                    [--model DIR] [--tiny]
+    python -m bench [--only import|manager|copy|p2p|ttft|io|obj|kv|fs|log] [--json FILE]
+                    [--root DIR] [--model DIR] [--tiny]
 
 Each part runs in processes of its own, one after the other, and prints its lines as they come. At
 the end stands every figure beside its goal. Exits with 0 unless a part could not be run: a missed
@@ -76,10 +76,15 @@ def _kv(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.kv", *_tiny(given)]]
 
 
+def _p2p(given: argparse.Namespace) -> list[list[str]]:
+    return [["bench.p2p", *_tiny(given)]]
+
+
 PARTS: dict[str, Commands] = {
     "import": _import,
     "manager": _manager,
     "copy": _copy,
+    "p2p": _p2p,
     "ttft": _ttft,
     "io": _io,
     "obj": _obj,

@@ -35,7 +35,7 @@ def tier_options(cls: type[Any], without: type[Any] | None = None) -> str:
         docs = {**_attribute_docs(base), **docs}
     shared = options_of(without) if without else {}
     return table(
-        dataclasses.replace(option, doc=docs.get(key, ""))
+        dataclasses.replace(option, doc=docs.get(key, option.doc))
         for key, option in options_of(cls).items()
         if key not in shared or shared[key].default != option.default
     )
@@ -68,7 +68,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "config": config.describe,
     "runner": lambda: tier_options(RunnerOptions),
     **{
-        f"tier-{name}": lambda tier=tier: tier_options(tier.options, RunnerOptions)
+        f"tier-{name}": lambda tier=tier: tier_options(
+            tier.options, RunnerOptions if issubclass(tier.options, RunnerOptions) else None
+        )
         for name, tier in TIER_TYPES.items()
     },
     "metrics": metrics,

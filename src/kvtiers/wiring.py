@@ -1,14 +1,17 @@
 """The one place where parts become a manager: index, policy, tiers, metrics."""
 
 import logging
+import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from kvtiers.chunks import ChunkLayout, Key, Namespace, key_group
 from kvtiers.config import KVTiersConfig
+from kvtiers.core.exclusive import ExclusiveManager
 from kvtiers.core.manager import ManagerOptions, TieringManager
 from kvtiers.core.promote import PromoteOptions
+from kvtiers.core.serving import ManagerParent
 from kvtiers.errors import ConfigError
 from kvtiers.events import Event, Sink
 from kvtiers.host.chunkindex import ChunkIndex
@@ -19,8 +22,9 @@ from kvtiers.host.sized import SizedIndex
 from kvtiers.host.slabs import SizeClasses
 from kvtiers.metrics import Metrics
 from kvtiers.tiers import build_tier
-from kvtiers.tiers.base import SecondaryTierManager
+from kvtiers.tiers.base import Around, SecondaryTierManager
 from kvtiers.tiers.hot import read_hot_list
+from kvtiers.tiers.p2p.parent import ServesPeers
 
 _log = logging.getLogger("kvtiers")
 
@@ -32,6 +36,8 @@ class Wired:
     manager: TieringManager
     metrics: Metrics
     tiers: tuple[SecondaryTierManager, ...]
+    peers: ServesPeers | None = None
+    """The tier that gives chunks to other engines, if there is one."""
 
 
 def wire(
@@ -41,19 +47,19 @@ def wire(
     namespace: Namespace,
     *,
     listen: Sink | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    wall_clock: Callable[[], float] = time.time,
+    replica: int = 0,
 ) -> Wired:
     """Build the manager of one engine over ``region``.
 
-    ``listen`` is told every event. Raises ConfigError, with nothing left running, if a policy or a
-    tier cannot be had.
+    Where one of its tiers serves peers, several threads may call it. ``listen`` is told every
+    event; ``replica`` is the index of a data-parallel engine. Raises ConfigError, with nothing left
+    running, if a policy or a tier cannot be had.
     """
     hot = () if config.warm_manifest is None else _hot(config.warm_manifest, namespace, layout)
     index = _index(config, region, layout)
-    tiers = _tiers(config, namespace, layout, clock, wall_clock)
+    tiers = _tiers(config, namespace, layout, Around(replica, lambda: region.buffer[:]))
     metrics = Metrics()
-    manager = TieringManager(
+    manager, peers = _manager(
         index=index,
         layout=layout,
         view=lambda slot, nbytes, writable: region.view(slot, nbytes, writable=writable),
@@ -63,7 +69,18 @@ def wire(
     )
     if hot:
         manager.warm(hot)
-    return Wired(manager, metrics, tiers)
+    return Wired(manager, metrics, tiers, peers)
+
+
+def _manager(**parts: Any) -> tuple[TieringManager, ServesPeers | None]:
+    """Of the ``parts`` of a ``TieringManager``; and the tier that serves peers from it."""
+    peers = next((t for t in parts["tiers"] if isinstance(t, ServesPeers)), None)
+    if peers is None:
+        return TieringManager(**parts), None
+    manager = ExclusiveManager(lock=threading.RLock(), **parts)
+    max_pinned = max(1, int(manager.capacity * peers.max_pinned_fraction))
+    peers.serve(ManagerParent(manager, parts["layout"], parts["view"], time.monotonic, max_pinned))
+    return manager, peers
 
 
 def _index(config: KVTiersConfig, region: Region, layout: ChunkLayout) -> ChunkIndex:
@@ -102,8 +119,7 @@ def _tiers(
     config: KVTiersConfig,
     namespace: Namespace,
     layout: ChunkLayout,
-    clock: Callable[[], float],
-    wall_clock: Callable[[], float],
+    around: Around,
 ) -> tuple[SecondaryTierManager, ...]:
     built: list[SecondaryTierManager] = []
     try:
@@ -114,8 +130,9 @@ def _tiers(
                     position,
                     namespace=namespace,
                     layout=layout,
-                    clock=clock,
-                    wall_clock=wall_clock,
+                    clock=time.monotonic,
+                    wall_clock=time.time,
+                    engine=around,
                 )
             )
     except BaseException:

@@ -2,17 +2,24 @@
 
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 
 from kvtiers.chunks import PAGE_BYTES, ChunkLayout, GroupLayout, Lookup, RequestContext, make_key
 from kvtiers.config import parse_config
+from kvtiers.core.exclusive import ExclusiveManager
+from kvtiers.core.manager import TieringManager
 from kvtiers.errors import ConfigError
 from kvtiers.host.index import HostIndex
 from kvtiers.host.region import Region
 from kvtiers.host.sized import SizedIndex
 from kvtiers.host.slabs import SizeClasses, slab_bytes_for
+from kvtiers.testing.bench import Environment
+from kvtiers.tiers.base import Around
 from kvtiers.tiers.hot import HotPrefix, write_hot_list
+from kvtiers.tiers.p2p.build import build_configured
+from kvtiers.tiers.p2p.options import P2POptions
 from kvtiers.wiring import wire
 from tests.unit.cli.cli_kit import CHUNK, KEYS, NAMESPACE, OTHER, Tier, good, kvtiers
 from tests.unit.tiers.tier_kit import LAYOUT, filled
@@ -155,3 +162,31 @@ def test_every_group_of_a_model_with_many_hits_after_a_restart(tmp_path, disk):
             assert region.view(slot, len(content[key]), False) == content[key]
         second.complete_load(request)
         second.shutdown(1.0, time.monotonic)
+
+
+def test_a_tier_that_serves_peers_shares_the_manager(tmp_path):
+    """What one thread stores another one may look up; the port is that of the replica."""
+    p2p = {"type": "p2p", "port": 0, "max_pinned_fraction": 0.5}
+    config = parse_config({"cpu_bytes_to_use": 16 * CHUNK, "secondary_tiers": [p2p]})
+    with Region.attach("peers", {}, 16, CHUNK, str(tmp_path)) as region:
+        wired = wire(config, region, LAYOUT, NAMESPACE, replica=3)
+        assert isinstance(wired.manager, ExclusiveManager)
+        assert wired.peers is wired.tiers[0]
+        assert wired.peers.address[0] == "127.0.0.1"
+        assert wired.peers._endpoint._serving is not None
+        wired.manager.shutdown(5.0, time.monotonic)
+
+
+def test_the_port_of_a_replica_is_its_own():
+    context = Environment(NAMESPACE).context()
+    tier = build_configured(replace(context, engine=Around(3)), P2POptions(port=45710))
+    assert tier.address == ("127.0.0.1", 45713)
+    tier.shutdown(5.0)
+
+
+def test_without_peers_nothing_is_locked(tmp_path):
+    config = parse_config({"cpu_bytes_to_use": 16 * CHUNK})
+    with Region.attach("alone", {}, 16, CHUNK, str(tmp_path)) as region:
+        wired = wire(config, region, LAYOUT, NAMESPACE)
+        assert type(wired.manager) is TieringManager
+        assert wired.peers is None

@@ -72,6 +72,27 @@ class Engine:
         self.cached = [output.num_cached_tokens for output in outputs]
         return [_answer(output.outputs[0]) for output in outputs]
 
+    def begin(
+        self, prompt: Sequence[int], max_tokens: int = 8, **sampling: Any
+    ) -> Callable[[], Answer]:
+        """Send a prompt; it runs with ``steps``. What is returned runs it to its end."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=5, **sampling
+        )
+        engine = self.llm.llm_engine
+        engine.add_request("begun", {"prompt_token_ids": list(prompt)}, params)
+
+        def end() -> Answer:
+            while True:
+                for output in engine.step():
+                    if output.finished:
+                        self.cached = [output.num_cached_tokens]
+                        return _answer(output.outputs[0])
+
+        return end
+
     def kv_caches(self) -> list[Any]:
         """The device tensor of each layer, blocks first (one process only)."""
         core = self.llm.llm_engine.engine_core.engine_core

@@ -66,25 +66,40 @@ class Server:
         return json.loads(text)
 
     def ask(
-        self, prompt: Sequence[int], max_tokens: int = 8, replica: int | None = None
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 8,
+        replica: int | None = None,
+        **more: Any,
     ) -> tuple[tuple[int, ...], int]:
         """The tokens that follow ``prompt``, and how many of its tokens were cached.
 
-        ``replica``: the data-parallel rank that answers, else vLLM chooses.
+        ``replica``: the data-parallel rank that answers, else vLLM chooses; ``more`` of the body.
         """
-        body = {
+        body = self.completion(prompt, max_tokens, **more)
+        answer = self._post("/v1/completions", body, _to(replica))
+        details = answer["usage"]["prompt_tokens_details"]
+        cached = details["cached_tokens"] if details else 0
+        return tuple(answer["choices"][0]["token_ids"]), cached
+
+    def completion(self, prompt: Sequence[int], max_tokens: int, **more: Any) -> dict[str, Any]:
+        """The body of a request for the tokens that follow ``prompt``."""
+        return {
             "model": self.model,
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
+            **more,
         }
-        headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
-        answer = self._post("/v1/completions", body, headers)
-        details = answer["usage"]["prompt_tokens_details"]
-        cached = details["cached_tokens"] if details else 0
-        return tuple(answer["choices"][0]["token_ids"]), cached
+
+    def send(self, path: str, replica: int | None = None, **body: Any) -> HTTPConnection:
+        """A POST whose answer nobody reads; closing the connection ends it."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        headers = {"Content-Type": "application/json", **_to(replica)}
+        connection.request("POST", path, json.dumps(body), headers)
+        return connection
 
     def scrape(self) -> str:
         """What Prometheus would read."""
@@ -160,6 +175,22 @@ def serving(model: Path, transfer: dict[str, Any], log: Path, *options: str) -> 
         yield server
     finally:
         server.stop()
+
+
+def _to(replica: int | None) -> dict[str, str]:
+    return {} if replica is None else {"X-data-parallel-rank": str(replica)}
+
+
+def cpu_seconds(session: int, name: str) -> float:
+    """What those processes of a session that are called ``name`` have spent so far."""
+    ticks = 0
+    for process in _processes():
+        with suppress(OSError):
+            called = (process / "cmdline").read_bytes().rstrip(b"\0").decode()
+            if called == name and _session(process) == session:
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def regions_of(session: int) -> set[str]:

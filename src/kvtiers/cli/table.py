@@ -56,5 +56,8 @@ COMMANDS = (
         "how fast a tier is here, beside the disk alone",
         f"tier {_URL} --chunk-bytes 2MiB --total-bytes 1GiB",
     ),
+    _command(
+        "keys", "a key pair for engines that exchange chunks", "new /var/cache/kvtiers/p2p.key"
+    ),
     _command("demo", "a real model with and without tiers, measured", "--output demo-results"),
 )

@@ -30,6 +30,7 @@ from kvtiers.tiers.base import (
     JobReleased,
     KnowsUsage,
     SecondaryTierManager,
+    TakesCascades,
     Usage,
 )
 
@@ -52,6 +53,8 @@ class AttachedTier:
         self.label = tier_label(position, tier.name)
         self.medium = tier.medium
         self.locality = tier.locality
+        self.takes_cascades = not isinstance(tier, TakesCascades) or tier.takes_cascades
+        """Whether chunks are offered to it at all."""
         self._requests = tier if isinstance(tier, FollowsRequests) else None
         self._steps = tier if isinstance(tier, FollowsSteps) else None
         self._pending = tier if isinstance(tier, HasPendingWork) else None

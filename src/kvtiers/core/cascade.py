@@ -76,7 +76,7 @@ class Cascades:
         self._views = views
         self._emit = emit
         self._options = options
-        self._backlogs = {tier: _Backlog() for tier in tiers}
+        self._backlogs = {tier: _Backlog() for tier in tiers if tier.takes_cascades}
 
     def offer(
         self,

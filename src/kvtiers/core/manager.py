@@ -7,6 +7,7 @@ seconds and comes from the caller. All calls come from one thread.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from kvtiers.chunks import ChunkLayout, Key, Lookup, OffloadPolicy, RequestContext
@@ -41,6 +42,9 @@ class ManagerOptions:
 class TieringManager:
     """Host memory as the gateway between an accelerator and the tiers below."""
 
+    exclusive: AbstractContextManager[object] = nullcontext()
+    """For callers who need several calls in a row; held by nobody else, who are none here."""
+
     def __init__(
         self,
         *,
@@ -60,7 +64,8 @@ class TieringManager:
         self._emit = sink
         self.tiers = tuple(AttachedTier(t, i + 1) for i, t in enumerate(tiers))
         self._ledger = Ledger(index)
-        share = options.cascade_max_pinned_fraction / max(1, len(tiers))
+        takers = sum(tier.takes_cascades for tier in self.tiers)
+        share = options.cascade_max_pinned_fraction / max(1, takers)
         pinned = max(index.widest, int(index.num_slots * share))
         self._cascades = Cascades(
             self._ledger, self.tiers, self._views, sink, CascadeOptions(max_pinned_slots=pinned)
@@ -154,6 +159,11 @@ class TieringManager:
                 break
         return verdicts
 
+    def resident(self, keys: Sequence[Key]) -> list[Key]:
+        """Those of ``keys`` whose bytes are whole in host memory, in their order."""
+        there = self._ready.keys() & keys
+        return [key for key in keys if key in there] if there else []
+
     def load(self, keys: Sequence[Key], request: Request) -> list[int]:
         """Pin chunks that were HIT for copying to the accelerator; their slots.
 
@@ -187,7 +197,7 @@ class TieringManager:
     def store(self, keys: Sequence[Key], request: Request) -> StorePlan:
         """Reserve slots for offered chunks, in prefix order; what is resident counts as used."""
         request.offered.update(keys)
-        plan = self._stores.plan(keys, request.offered)
+        plan = self._stores.plan(keys, request.offered, at_once=bool(request.wants_all))
         if plan.resident:
             self._touched.extend(plan.resident)
             if request.wants_all:
@@ -283,6 +293,9 @@ class TieringManager:
         self._ledger.device_orphans.update(device)
         self.room_epoch += 1
         return tuple(device)
+
+    def retire(self) -> None:
+        """Give nothing to others any more, who are none here."""
 
     def release_device(self, slots: Sequence[int]) -> None:
         """The device no longer touches these slots, which were in flight at a reset."""

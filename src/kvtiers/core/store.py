@@ -68,11 +68,11 @@ class Stores:
         self._departed = departed
         self._counter = counter
 
-    def plan(self, keys: Sequence[Key], prefix: Set[Key]) -> StorePlan:
+    def plan(self, keys: Sequence[Key], prefix: Set[Key], *, at_once: bool = False) -> StorePlan:
         """Reserve slots for the offered chunks that are absent, of each size first ones first.
 
         None of ``prefix``, the chunks of the same request so far, is evicted for them: the end of a
-        prefix is worth nothing without its beginning.
+        prefix is worth nothing without its beginning. ``at_once``: however rarely offered.
         """
         resident: list[Key] = []
         absent = list(keys)
@@ -82,7 +82,7 @@ class Stores:
             absent = [k for k, v in zip(keys, verdicts, strict=True) if v is Lookup.MISS]
         if resident:
             self._index.touch(resident)
-        if self._counter is not None and absent:
+        if self._counter is not None and absent and not at_once:
             absent = self._admit(absent)
         if not absent:
             return StorePlan([], [], [], [], resident)

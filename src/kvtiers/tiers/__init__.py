@@ -13,6 +13,7 @@ them.
 """
 
 import importlib
+import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,9 +28,10 @@ from kvtiers.errors import ConfigError
 from kvtiers.events import tier_label
 from kvtiers.options import nearest
 from kvtiers.tiers import fs, kv, memory, obj
-from kvtiers.tiers.base import Capabilities, ChunkStore, SecondaryTierManager, StoreContext
+from kvtiers.tiers.base import Around, Capabilities, ChunkStore, SecondaryTierManager, StoreContext
 from kvtiers.tiers.lanes import Inbox
 from kvtiers.tiers.options import RunnerOptions, bad_option, located, parse, require
+from kvtiers.tiers.p2p.options import P2POptions
 from kvtiers.tiers.runner import StoreTier, TierIdentity
 
 _log = logging.getLogger("kvtiers")
@@ -40,7 +42,7 @@ _WITHOUT_EFFECT = {"backpressure"}
 
 @dataclass(frozen=True, slots=True)
 class TierType:
-    """A built-in tier."""
+    """A built-in tier that keeps chunks in a store."""
 
     options: type[Any]
     """A ``RunnerOptions`` with ``locality`` and ``enable_kv_events``."""
@@ -50,13 +52,37 @@ class TierType:
     """Keys of vLLM's tier of this name that say nothing here."""
 
 
-TIER_TYPES: Mapping[str, TierType] = {
+@dataclass(frozen=True, slots=True)
+class PeerType:
+    """A built-in tier that is other engines."""
+
+    options: type[Any]
+    build: Callable[[StoreContext, Any], SecondaryTierManager]
+    needs: tuple[str, str]
+    """A module, and the package that has it."""
+    without_effect: frozenset[str] = frozenset()
+    """Keys of vLLM's tier of this name that say nothing here."""
+
+
+def _build_p2p(context: StoreContext, options: P2POptions) -> SecondaryTierManager:
+    # Not at the top: pyzmq is needed by those who have this tier, not by those who could.
+    from kvtiers.tiers.p2p.build import build_configured
+
+    return build_configured(context, options)
+
+
+TIER_TYPES: Mapping[str, TierType | PeerType] = {
     "fs": TierType(fs.FsOptions, fs.build, "STORAGE"),
     "kv": TierType(kv.KvOptions, kv.build, "STORAGE"),
     "memory": TierType(memory.MemoryOptions, memory.build, "CPU"),
     "obj": TierType(obj.ObjOptions, obj.build, "STORAGE", frozenset({"io_threads"})),
+    "p2p": PeerType(
+        P2POptions, _build_p2p, ("zmq", "pyzmq"), frozenset({"unbound_store_timeout_s"})
+    ),
 }
 
+
+_ALONE = Around()
 
 _Builder = Callable[[StoreContext, Inbox], SecondaryTierManager]
 
@@ -67,23 +93,30 @@ def check_tiers(specs: Iterable[TierSpec]) -> None:
     Modules are imported; nothing is built, opened or made, so it may be asked early and often.
     Raises the ConfigError that :func:`build_tier` would.
     """
-    folders: set[str] = set()
+    taken: set[str] = set()
     for position, spec in enumerate(specs):
         with _at(position):
             _resolve(spec.as_mapping())
-            _refuse_a_second(folders, spec.as_mapping())
+            _refuse_a_second(taken, spec.as_mapping())
 
 
-def _refuse_a_second(folders: set[str], options: Mapping[str, Any]) -> None:
-    """Two ``fs`` tiers in one folder would each remove what the other relies on."""
-    if options["type"] == "fs" and "module_path" not in options:
+def _refuse_a_second(taken: set[str], options: Mapping[str, Any]) -> None:
+    """Two ``fs`` tiers in one folder would each remove what the other relies on; two ``p2p`` tiers
+    would ask the same peers.
+    """
+    if "module_path" in options:
+        return
+    if options["type"] == "fs":
         folder = os.path.realpath(options["root_dir"])
         require(
-            folder not in folders,
+            folder not in taken,
             "root_dir",
             f"is {options['root_dir']}, as of another fs tier: give each a folder of its own",
         )
-        folders.add(folder)
+        taken.add(folder)
+    if options["type"] == "p2p":
+        require("p2p" not in taken, "type", "is p2p once more: one asks all peers")
+        taken.add("p2p")
 
 
 def build_tier(
@@ -94,6 +127,7 @@ def build_tier(
     layout: ChunkLayout,
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
+    engine: Around = _ALONE,
 ) -> SecondaryTierManager:
     """Build the tier that ``secondary_tiers[position]`` describes.
 
@@ -104,7 +138,9 @@ def build_tier(
     with _at(position):
         name, build = _resolve(options)
         label = tier_label(position + 1, name)
-        context = StoreContext(name, label, namespace, layout, clock, wall_clock, inbox.removed)
+        context = StoreContext(
+            name, label, namespace, layout, clock, wall_clock, inbox.removed, engine
+        )
         return build(context, inbox)
 
 
@@ -125,9 +161,16 @@ def _resolve(options: Mapping[str, Any]) -> tuple[str, _Builder]:
         cls = _find_class(options["module_path"], name)
         return name, partial(_build_foreign, cls, rest)
     tier = TIER_TYPES[name]
+    if isinstance(tier, PeerType):
+        _refuse_without(name, *tier.needs)
     ignored = (_WITHOUT_EFFECT | tier.without_effect) & rest.keys()
     parsed = parse(tier.options, {k: v for k, v in rest.items() if k not in ignored})
     return name, partial(_build_own, tier, parsed, sorted(ignored))
+
+
+def _refuse_without(name: str, module: str, package: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise bad_option("type", f"is {name}, which needs {package}: pip install 'kvtiers[{name}]'")
 
 
 def _type_of(options: Mapping[str, Any]) -> str:
@@ -146,10 +189,16 @@ def _type_of(options: Mapping[str, Any]) -> str:
 
 
 def _build_own(
-    tier: TierType, options: Any, ignored: Iterable[str], context: StoreContext, inbox: Inbox
+    tier: TierType | PeerType,
+    options: Any,
+    ignored: Iterable[str],
+    context: StoreContext,
+    inbox: Inbox,
 ) -> SecondaryTierManager:
     for key in ignored:
         _log.warning("%s: the option %s has no effect in kvtiers", context.label, key)
+    if isinstance(tier, PeerType):
+        return tier.build(context, options)
     identity = TierIdentity(context.name, context.label, tier.medium, options.locality)
     return StoreTier(tier.build(context, options), identity, options, inbox, context.clock)
 
@@ -225,4 +274,4 @@ def _construct(cls: Callable[..., Any], context: StoreContext, rest: Mapping[str
         raise bad_option("type", f"is {context.name}, which {what}: {e}") from e
 
 
-__all__ = ["TIER_TYPES", "TierType", "build_tier", "check_tiers"]
+__all__ = ["TIER_TYPES", "PeerType", "TierType", "build_tier", "check_tiers"]

@@ -57,6 +57,16 @@ RemovalReport = Callable[[Sequence[Key], Reason], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Around:
+    """What few stores and tiers need to know of the engine around them."""
+
+    replica: int = 0
+    """Index of the data-parallel engine, for what each must have for itself, such as a port."""
+    memory: Callable[[], memoryview] | None = None
+    """A view of all of host memory, the caller's own, for what reads it by address."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreContext:
     """What a store is given when it is built."""
 
@@ -71,6 +81,7 @@ class StoreContext:
     wall_clock: Callable[[], float]
     """Seconds since the epoch, for what is written to storage."""
     on_removed: RemovalReport
+    engine: Around = Around()
 
 
 class ChunkStore(Protocol):
@@ -214,6 +225,14 @@ class SecondaryTierManager(Protocol):
 
     def shutdown(self, deadline_s: float) -> None:
         """Stop. Jobs that did not end are never reported; nothing is taken any more."""
+
+
+@runtime_checkable
+class TakesCascades(Protocol):
+    """Optional: a tier that says whether chunks may be stored in it; without it they may."""
+
+    takes_cascades: bool
+    """If False it is offered none."""
 
 
 @runtime_checkable

@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 from kvtiers.chunks import Key
 from kvtiers.events import Reason
 from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")
+
+N = TypeVar("N")
 
 
 class Priority(IntEnum):
@@ -63,23 +66,19 @@ class Removed:
     reason: Reason
 
 
-class Inbox:
-    """Notes from lanes and stores to the scheduler thread: appended anywhere, taken by one."""
+class Mailbox(Generic[N]):
+    """Notes to one thread from others: left anywhere, taken by one."""
 
     def __init__(self) -> None:
-        self._notes: deque[Work | Removed] = deque()
+        self._notes: deque[N] = deque()
         self._arrived = threading.Event()
 
-    def post(self, note: Work | Removed) -> None:
+    def post(self, note: N) -> None:
         """Leave a note. Any thread."""
         self._notes.append(note)
         self._arrived.set()
 
-    def removed(self, keys: Sequence[Key], reason: Reason) -> None:
-        """The ``RemovalReport`` to give to a store. Any thread."""
-        self.post(Removed(tuple(keys), reason))
-
-    def take(self) -> Iterator[Work | Removed]:
+    def take(self) -> Iterator[N]:
         """The notes that are there now, in order; more may arrive meanwhile."""
         for _ in range(len(self._notes)):
             yield self._notes.popleft()
@@ -96,7 +95,15 @@ class Inbox:
         return True
 
     def __repr__(self) -> str:
-        return f"<Inbox {len(self._notes)} notes>"
+        return f"<{type(self).__name__} {len(self._notes)} notes>"
+
+
+class Inbox(Mailbox[Work | Removed]):
+    """Notes from lanes and stores to the scheduler thread."""
+
+    def removed(self, keys: Sequence[Key], reason: Reason) -> None:
+        """The ``RemovalReport`` to give to a store. Any thread."""
+        self.post(Removed(tuple(keys), reason))
 
 
 StartThread = Callable[[Callable[[], None], str], threading.Thread]

@@ -40,6 +40,7 @@ def calls(tier, tmp_path, prompt):
         "warm": ["warm", tier.url, "--from-recent", "2", "-o", tmp_path / "hot.json"],
         "doctor": ["doctor", tier.url, "--config", CONFIG],
         "bench": ["bench", "tier", tier.url, "--chunk-bytes", "64KiB", "--total-bytes", "1MiB"],
+        "keys": ["keys", "new", tmp_path / f"{len(os.listdir(tmp_path))}.key"],
     }
 
 

@@ -214,3 +214,17 @@ def test_a_tier_cannot_release_the_slots_of_another_ones_hung_job() -> None:
     hung.release(job)
     world.step()
     assert world.index.held == 0
+
+
+def test_a_tier_that_stores_nothing_is_offered_nothing():
+    reading, taking = ScriptedTier(), ScriptedTier()
+    reading.takes_cascades = False
+    world = World(tiers=[reading, taking])
+    world.stored(keys("a", "b"))
+    world.step()
+    assert not reading.jobs
+    assert [job.keys for job in taking.jobs] == [tuple(keys("a", "b"))]
+    taking.finish_all()
+    world.step()
+    assert not world.manager.has_pending_work(world.now)
+    assert not world.of(ChunksDeclined)

@@ -84,6 +84,14 @@ def test_a_chunk_is_stored_only_after_it_was_offered_often_enough() -> None:
     assert ChunksDeclined(Hop.STORE, "0:primary", 1, Reason.THRESHOLD) in world.events
 
 
+def test_what_a_tier_wants_whole_is_stored_at_once() -> None:
+    """A peer waits for it, however rarely it was offered."""
+    whole = ScriptedTier("whole")
+    whole.policy = OffloadPolicy.REQUEST
+    world = World(tiers=[whole], store_threshold=2)
+    assert world.manager.store(keys(1), world.request()).keys == keys(1)
+
+
 def test_the_use_counter_forgets_the_oldest_beyond_its_capacity() -> None:
     counter = UseCounter(threshold=2, capacity=2)
     assert counter.admit(keys(1, 2, 3)) == []

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 import threading
 import traceback
@@ -113,7 +114,7 @@ def test_memory_with_events(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_built_in_types_are_told_what_is_wrong(tmp_path: Path) -> None:
-    assert set(TIER_TYPES) == {"fs", "kv", "memory", "obj"}
+    assert set(TIER_TYPES) == {"fs", "kv", "memory", "obj", "p2p"}
     assert "secondary_tiers[0].type is None" in complaint({})
     assert (
         "secondary_tiers[0].type is 'memry', which is no built-in tier: did you mean memory?"
@@ -132,6 +133,31 @@ def test_built_in_types_are_told_what_is_wrong(tmp_path: Path) -> None:
     assert "secondary_tiers[0].capacity_bytes is 1, less" in complaint(
         {"type": "fs", "root_dir": str(tmp_path), "capacity_bytes": 1}
     )
+
+
+def test_p2p_with_keys_of_vllms_own_tier(caplog: pytest.LogCaptureFixture) -> None:
+    tier = build({"type": "p2p", "port": 0, "backends": ["UCX"], "unbound_store_timeout_s": 1})
+    assert (tier.name, tier.medium, tier.locality) == ("p2p", None, "REMOTE")
+    assert "1:p2p: the option unbound_store_timeout_s has no effect" in caplog.text
+    tier.shutdown(20)
+
+
+def test_p2p_is_refused_twice_and_without_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = [{"type": "p2p"}, {"type": "p2p", "port": 1}]
+    with pytest.raises(ConfigError, match=r"^secondary_tiers\[1\].type is p2p once more: one asks"):
+        check_tiers(parse_config({"cpu_bytes_to_use": 1, "secondary_tiers": twice}).secondary_tiers)
+    assert "secondary_tiers[0].prot is not a known option: did you mean port?" in complaint(
+        {"type": "p2p", "prot": 1}
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert complaint({"type": "p2p"}) == (
+        "secondary_tiers[0].type is p2p, which needs pyzmq: pip install 'kvtiers[p2p]'"
+    )
+
+
+def test_no_tool_imports_pyzmq_for_nothing() -> None:
+    code = "import sys, kvtiers.cli, kvtiers.wiring; sys.exit('zmq' in sys.modules)"
+    assert subprocess.call([sys.executable, "-c", code]) == 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ every lookup is a miss, nothing is stored any more - and is logged once with its
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -32,6 +32,7 @@ from kvtiers.core.ledger import Request
 from kvtiers.core.load import NO_SLOT
 from kvtiers.core.manager import TieringManager
 from kvtiers.engines.vllm.events import KVEvents
+from kvtiers.engines.vllm.handover import Handover
 from kvtiers.engines.vllm.metrics import StatsExporter
 from kvtiers.events import PRIMARY, LookupTimed, Sink
 
@@ -92,6 +93,8 @@ class VllmManager(OffloadingManager):
         shutdown_deadline_s: float = 10.0,
     ) -> None:
         self.core = core
+        self.handover = Handover(None)
+        """For peers, if there are any."""
         self.inert = False
         self._clock = clock
         self._stats = stats
@@ -165,6 +168,8 @@ class VllmManager(OffloadingManager):
         tier = None if request is None else self.core.source(Key(key), request)
         if tier is None:
             return CacheHitSource.HOST
+        if tier.tier.name == "p2p":
+            return CacheHitSource.P2P
         by_medium = {"STORAGE": CacheHitSource.DISK, "CPU": CacheHitSource.HOST}
         return by_medium.get(tier.medium or "", CacheHitSource.EXTERNAL_UNSPECIFIED)
 
@@ -220,10 +225,8 @@ class VllmManager(OffloadingManager):
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
         """The copies ended, well unless ``note_failed_store`` was called for these chunks."""
-        if isinstance(keys, set | frozenset):
+        with self.core.exclusive:  # others may store too, and change what is looked through
             names = self._stored_in_order(keys, req_context)
-        else:
-            names = _ours(keys)
         failed: Collection[Key] = () if success else names
         if self._failed_stores:
             failed = [k for k in names if not success or k in self._failed_stores]
@@ -276,19 +279,21 @@ class VllmManager(OffloadingManager):
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Residency changes since the last call."""
-        return self._events.take()
+        with self.core.exclusive:
+            return self._events.take()
 
     @_fenced(lambda: None)
     def get_stats(self) -> Any:
         """What gathered since the last call, under vLLM's metric names."""
-        return self._stats.take(self.core.use, self._clock())
+        with self.core.exclusive:
+            return self._stats.take(self.core.use, self._clock())
 
     # -- new in vLLM 0.33 ------------------------------------------------------------------------
 
     @property
     def lock(self) -> AbstractContextManager[None]:
-        """Nothing to exclude: every call comes from the scheduler's thread."""
-        return nullcontext()
+        """Excludes who serves peers, if there are any; else all calls come from one thread."""
+        return cast(AbstractContextManager[None], self.core.exclusive)
 
     def config_info(self) -> list[dict[str, str]]:
         """Labels of ``kv_offload_config_info``; see ``KVTiersSpec.config_info_keys``."""
@@ -342,6 +347,8 @@ class VllmManager(OffloadingManager):
 
     def _stored_in_order(self, keys: Collection[OffloadKey], req_context: ReqContext) -> list[Key]:
         """Chunks by the prefix they end; slots were reserved in that order."""
+        if not isinstance(keys, set | frozenset):
+            return _ours(keys)
         storing = self.core.storing
         if len(storing) <= _WALKED_PER_SORTED * len(keys):
             return [key for key in storing if key in keys]
@@ -357,7 +364,7 @@ class VllmManager(OffloadingManager):
     def _adopt(self, req_context: ReqContext) -> Request:
         context = RequestContext(
             req_context.req_id,
-            req_context.kv_transfer_params,
+            self.handover.understood(req_context.kv_transfer_params, req_context.req_id),
             _tier_filter(req_context.load_tier_filter),
         )
         request = self.core.on_new_request(context)
@@ -385,6 +392,10 @@ class VllmManager(OffloadingManager):
             "the engine goes on without offloading. Please report the traceback.",
             where,
         )
+        try:
+            self.core.retire()
+        except Exception:
+            logger.exception("kvtiers could not stop to serve its peers")
 
 
 def _verdict(verdict: Lookup) -> LookupResult:

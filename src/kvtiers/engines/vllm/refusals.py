@@ -41,6 +41,13 @@ def refuse_without_facts(settings: KVTiersConfig, device: str = "cpu") -> None:
             key="chunk_keys",
         )
     for position, tier in enumerate(settings.secondary_tiers):
+        if tier.module_path is None and tier.type == "p2p":
+            raise ConfigError(
+                f"secondary_tiers[{position}] in {WHERE} is p2p, but under vLLM's own "
+                "OffloadingConnector a chunk that a peer's request pushed out of host memory would "
+                "end the engine; use KVTiersConnector",
+                key=f"secondary_tiers[{position}]",
+            )
         if tier.module_path is None and tier.type in _ENDS_WITH_THE_ENGINE:
             continue
         where = f"secondary_tiers[{position}] in {WHERE} outlives the engine"

@@ -127,6 +127,18 @@ class KVTiersScheduler(PlanningScheduler):
             scheduler_output.preempted_req_ids = set(preempted) - loading
         return super().build_connector_meta(scheduler_output)
 
+    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """A request has ended; the device's blocks are free at once.
+
+        Its answer says where its chunks are, if whoever sent it will want to know. Upstream lets an
+        orchestrator invent and pass on all of that.
+        """
+        wait, params = super().request_finished(request)
+        if self.manager.inert:
+            return wait, params
+        told = self.manager.handover.told(request.kv_transfer_params, request.request_id)
+        return wait, params if told is None else {**(params or {}), **told}
+
     def _update_req_states(self, scheduler_output: SchedulerOutput) -> None:
         """Upstream keeps the blocks of a preempted request on its books until it is resumed."""
         super()._update_req_states(scheduler_output)

@@ -40,6 +40,7 @@ from kvtiers.engines.vllm.facts import (
     formats_without_facts,
     namespace_without_facts,
 )
+from kvtiers.engines.vllm.handover import Handover
 from kvtiers.engines.vllm.layout import RegionRecord
 from kvtiers.engines.vllm.logs import logger, saying_refusals
 from kvtiers.engines.vllm.manager import VllmManager
@@ -225,10 +226,11 @@ class KVTiersSpec(OffloadingSpec):
         )
         if settings.secondary_tiers:
             region.touch_ahead()  # their lanes read and write it in this process
-        wired = wire(settings, region, record.layout, namespace, listen=events)
+        replica = self.config.parallel.data_parallel_index
+        wired = wire(settings, region, record.layout, namespace, listen=events, replica=replica)
         events.places.update(_places(settings, wired.tiers))
         self._report(region, record, namespace, wired.manager)
-        return VllmManager(
+        manager = VllmManager(
             wired.manager,
             clock=time.monotonic,
             stats=StatsExporter(wired.metrics, wired.manager.tiers, region.slot_bytes),
@@ -237,6 +239,8 @@ class KVTiersSpec(OffloadingSpec):
             on_shutdown=region.close,
             shutdown_deadline_s=settings.shutdown_deadline_s,
         )
+        manager.handover = Handover(wired.peers)
+        return manager
 
     def _namespace(self, record: RegionRecord) -> Namespace:
         if self.facts is None:

@@ -105,6 +105,7 @@ SIGNATURES = (
         ("req", "group_config", "chunk_idx", "offload_key"),
     ),
     Signature(OffloadingConnectorScheduler, "on_new_request", ("request",)),
+    Signature(OffloadingConnectorScheduler, "request_finished", ("request",)),
     Signature(
         OffloadingConnectorScheduler,
         "_make_boundary_key",

@@ -58,6 +58,14 @@ class TestRefusals:
         assert caught.value.context == {"key": "secondary_tiers[0]"}
         refuse_without_facts(parse_config(settings(MEMORY)), "cuda")
 
+    def test_peers_need_our_connector(self):
+        """They make room in host memory between a lookup and its load."""
+        config = parse_config(settings({"type": "p2p"}, model_digest="mine"))
+        with pytest.raises(ConfigError) as caught:
+            refuse_without_facts(config)
+        assert one_sentence(caught).startswith("secondary_tiers[0] in kv_connector_extra_config is")
+        assert one_sentence(caught).endswith("would end the engine; use KVTiersConnector")
+
     def test_names_of_our_own_need_our_connector(self):
         config = parse_config({**settings(MEMORY), "chunk_keys": "own"})
         with pytest.raises(ConfigError, match=r"chunk_keys in .* names the chunks; use KVTiers"):

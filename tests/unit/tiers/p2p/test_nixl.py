@@ -1,0 +1,125 @@
+"""NIXL and UCX, on whatever this machine has: the consumer reads the producer's memory."""
+
+import pytest
+
+from kvtiers.chunks import Lookup
+from kvtiers.tiers.p2p.addresses import address_of
+from tests.unit.tiers.p2p.engines import QUICK, Engine, engines, keys, source, until, with_options
+from tests.unit.tiers.p2p.test_killed import BIG, bytes_landed, child, look
+from tests.unit.tiers.p2p.test_killed import NAMES as BIG_NAMES
+from tests.unit.tiers.p2p.test_pull import _look
+
+BY_NIXL = with_options(transport="nixl", plaintext_data=True, load_deadline_s=20.0)
+NAMES = keys(40)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two engines for all tests here: an agent takes half a second."""
+    with engines(options=BY_NIXL, slots=256) as (a, b):
+        yield a, b
+
+
+def session(a, b):
+    return b.endpoint._peers["127.0.0.1", a.port]
+
+
+def test_what_a_peer_has_is_read(pair):
+    a, b = pair
+    a.store(NAMES[:30])
+    request = b.request(source(a))
+    assert b.pull(NAMES, request) == [Lookup.HIT] * 30 + [Lookup.MISS] * 10
+    b.must_have(NAMES[:30])
+    assert type(session(a, b)._outstanding.receiver).__name__ == "NixlReceiver"
+    b.manager.on_request_finished(request)
+    b.rest()
+    a.rest()
+
+
+def test_both_ways(pair):
+    a, b = pair
+    names = keys(8, "theirs")
+    b.store(names)
+    assert a.pull(names, a.request(source(b))) == [Lookup.HIT] * 8
+    a.must_have(names)
+
+
+def test_decode_reads_while_prefill_runs(pair):
+    a, b = pair
+    names = keys(8, "pd")
+    prefill = a.request({"remote_decoder": {"kv_request_id": "pd"}})
+    decode = b.request(source(a, "pd", "remote_prefiller"))
+    a.store(names[:4], prefill)
+    until(lambda: (_look(b, names, decode), b.tier._jobs)[1])
+    a.store(names[4:], prefill)
+    a.manager.on_request_finished(prefill)
+    assert b.pull(names, decode) == [Lookup.HIT] * 8
+    b.must_have(names)
+
+
+def test_bytes_that_changed_since_they_were_summed_do_not_count(pair):
+    a, b = pair
+    names = keys(2, "changing")
+    a.store(names)
+    turn = a.endpoint._guests._by_number
+    senders = a.on_io(lambda: [guest.sender for guest in turn.values()])
+    for sender in senders:
+        ready = sender._calls.ready
+
+        def change(transfer, rows, ready=ready):
+            ready(transfer, [(place, address, checksum ^ 1) for place, address, checksum in rows])
+
+        object.__setattr__(sender._calls, "ready", change)
+    request = b.request(source(a, "x9"))
+    assert b.pull(names, request) == [Lookup.MISS] * 2
+    b.manager.on_request_finished(request)
+    b.rest()
+    until(lambda: not a.parent._pins)
+
+
+def test_a_peer_without_nixl_is_served_over_tcp(pair):
+    a, _ = pair
+    names = keys(4, "mixed")
+    a.store(names)
+    b = Engine(options=QUICK)
+    try:
+        assert b.pull(names, b.request(source(a, "x3"))) == [Lookup.HIT] * 4
+        b.must_have(names)
+        assert type(session(a, b)._outstanding.receiver).__name__ == "TcpReceiver"
+    finally:
+        b.close()
+
+
+@pytest.mark.parametrize("stage", ["asked", "while-chunks-come"])
+def test_a_producer_that_is_killed_costs_what_did_not_come(stage):
+    with (
+        engines(1, slots=32, layout=BIG, options=BY_NIXL) as (b,),
+        child(_produce, 0) as (process, _, port),
+    ):
+        request = b.request(source(port))
+        landed = {"asked": lambda: True, "while-chunks-come": lambda: bytes_landed(b)}[stage]
+        until(lambda: (look(b, request), landed())[1])
+        process.kill()
+        verdicts = b.pull(BIG_NAMES, request)
+        there = [k for k, v in zip(BIG_NAMES, verdicts, strict=True) if v is Lookup.HIT]
+        b.must_have(there)
+        b.manager.on_request_finished(request)
+        b.rest()
+
+
+def _produce(pipe, port: int) -> None:
+    engine = Engine(slots=32, layout=BIG, options=BY_NIXL)
+    engine.store(BIG_NAMES)
+    pipe.send(engine.port)
+    pipe.recv()
+
+
+def test_addresses():
+    memory = bytearray(b"0123456789")
+    whole = memoryview(memory)
+    assert address_of(whole[4:]) - address_of(whole) == 4
+    assert address_of(whole.toreadonly()[2:]) - address_of(whole) == 2
+    dead = whole[1:]
+    dead.release()
+    with pytest.raises(ValueError, match="released"):
+        address_of(dead)
