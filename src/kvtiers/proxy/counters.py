@@ -38,33 +38,38 @@ class Counters:
 
     def __init__(self, workers: list[Worker], gate: Gate) -> None:
         self._registry = registry = CollectorRegistry()
-        name = "kvtiers_proxy"
         self._requests = Counter(
-            f"{name}_requests", "Requests, by how they ended.", ["ending"], registry=registry
+            "kvtiers_proxy_requests_total",
+            "Requests, by how they ended.",
+            ["ending"],
+            registry=registry,
         )
         self._prefills = Counter(
-            f"{name}_prefills", "Prompts sent to prefill.", ["ending"], registry=registry
+            "kvtiers_proxy_prefills_total",
+            "Prompts sent to prefill.",
+            ["ending"],
+            registry=registry,
         )
         self._retries = Counter(
-            f"{name}_retries", "Requests sent to a worker again.", registry=registry
+            "kvtiers_proxy_retries_total", "Requests sent to a worker again.", registry=registry
         )
         self._sources = Counter(
-            f"{name}_sources_named",
+            "kvtiers_proxy_sources_named_total",
             "Requests that name a worker as source of their prefix.",
             registry=registry,
         )
         self._first = Histogram(
-            f"{name}_first_byte_seconds",
+            "kvtiers_proxy_first_byte_seconds",
             "From the end of waiting for a place to the first byte of an answer.",
             registry=registry,
             buckets=_SECONDS,
         )
-        in_flight = Gauge(f"{name}_in_flight", "Requests with workers.", registry=registry)
+        in_flight = Gauge("kvtiers_proxy_in_flight", "Requests with workers.", registry=registry)
         in_flight.set_function(lambda: gate.in_flight)
-        queued = Gauge(f"{name}_queued", "Requests that wait.", registry=registry)
+        queued = Gauge("kvtiers_proxy_queued", "Requests that wait.", registry=registry)
         queued.set_function(lambda: gate.queued)
         usable = Gauge(
-            f"{name}_worker_usable", "1: it gets requests.", ["worker"], registry=registry
+            "kvtiers_proxy_worker_usable", "1: it gets requests.", ["worker"], registry=registry
         )
         for worker in workers:
             usable.labels(worker.name).set_function(lambda worker=worker: worker.usable)

@@ -75,10 +75,9 @@ class Front:
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         if self.ending:
-            return self._refuse(replies.ENDING)
-        if not any(worker.usable for worker in self._router.pool.workers):
-            return self._refuse(replies.NO_WORKER)
-        return web.Response()
+            return _said(replies.ENDING)
+        usable = any(worker.usable for worker in self._router.pool.workers)
+        return web.Response() if usable else _said(replies.NO_WORKER)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._counters.text(), content_type="text/plain", charset="utf-8")
@@ -101,15 +100,11 @@ class Front:
             if not turn:
                 return self._refuse(replies.NO_TURN)
             began = self._clock()
-            try:
-                async with self._serving.answer(asked, to_worker(request.headers.items())) as got:
-                    if isinstance(got, Refusal):
-                        return self._refuse(got)
-                    self._counters.first_byte(self._clock() - began)
-                    return await self._relay(request, got)
-            except asyncio.CancelledError:
-                self._counters.ended(Ending.LEFT)
-                raise
+            async with self._serving.answer(asked, to_worker(request.headers.items())) as got:
+                if isinstance(got, Refusal):
+                    return self._refuse(got)
+                self._counters.first_byte(self._clock() - began)
+                return await self._relay(request, got)
 
     async def _relay(self, request: web.Request, opened: Opened) -> web.StreamResponse:
         """Pass an answer on. One that breaks off breaks off for the client too."""
@@ -142,15 +137,7 @@ class Front:
 
     def _refuse(self, refusal: Refusal) -> web.Response:
         self._counters.ended(Ending.REFUSED)
-        answer = web.Response(
-            status=refusal.status,
-            body=refusal.body(),
-            content_type="application/json",
-            headers=refusal.headers(),
-        )
-        if refusal.status in (408, 413) or refusal is replies.ENDING:
-            answer.force_close()  # what is left of the body is not read
-        return answer
+        return _said(refusal)
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -159,6 +146,9 @@ class Front:
             return self._refuse(replies.ENDING)
         try:
             return await handler(request)
+        except asyncio.CancelledError:
+            self._counters.ended(Ending.LEFT)
+            raise
         except web.HTTPRequestEntityTooLarge:
             return self._refuse(replies.too_large(self._options.max_body_bytes))
         except web.HTTPException as e:
@@ -167,3 +157,15 @@ class Front:
         except Exception:
             _log.exception("a request failed for a reason that nobody foresaw")
             return self._refuse(Refusal(500, "The proxy failed: its log says why."))
+
+
+def _said(refusal: Refusal) -> web.Response:
+    answer = web.Response(
+        status=refusal.status,
+        body=refusal.body(),
+        content_type="application/json",
+        headers=refusal.headers(),
+    )
+    if refusal.status in (408, 413) or refusal is replies.ENDING:
+        answer.force_close()  # what is left of the body is not read
+    return answer

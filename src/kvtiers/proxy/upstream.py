@@ -145,7 +145,7 @@ class Upstream:
             ) as response:
                 well = response.status == 200
                 why: object = f"its health is {response.status}"
-        except _FAILURES as e:
+        except Exception as e:  # whatever it is, the worker's trial has to end
             well, why = False, e
         if not well:
             self.failed(worker, why)

@@ -7,7 +7,7 @@ from kvtiers.proxy.options import Address
 from kvtiers.tiers.breaker import Breaker, State
 
 _FAILURES = 3
-_COOLDOWN_S, _MAX_COOLDOWN_S = 2.0, 60.0
+_COOLDOWN_S, _MAX_COOLDOWN_S = 2.0, 10.0
 
 
 class Worker:
