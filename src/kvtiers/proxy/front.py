@@ -86,6 +86,8 @@ class Front:
 
     async def _read(self, request: web.Request) -> Asked | Refusal:
         options = self._options
+        if request.content_type != "application/json":
+            return replies.NOT_JSON
         if (request.content_length or 0) > options.max_body_bytes:
             return replies.too_large(options.max_body_bytes)
         try:
@@ -166,6 +168,6 @@ def _said(refusal: Refusal) -> web.Response:
         content_type="application/json",
         headers=refusal.headers(),
     )
-    if refusal.status in (408, 413) or refusal is replies.ENDING:
+    if refusal.status in (408, 413, 415) or refusal is replies.ENDING:
         answer.force_close()  # what is left of the body is not read
     return answer

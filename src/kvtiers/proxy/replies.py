@@ -9,6 +9,7 @@ _TYPES = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     502: "upstream_error",
     503: "overloaded_error",
@@ -48,6 +49,8 @@ NO_TURN = Refusal(503, "No worker had room in time: send the request again later
 NO_WORKER = Refusal(503, "No worker can be reached: send the request again later.", None, 5)
 ENDING = Refusal(503, "The proxy is being stopped: send the request to another one.", None, 5)
 FAILED = Refusal(502, "Every worker that was tried failed before it answered: send it again.")
+NOT_JSON = Refusal(415, "The Content-Type is not application/json: send JSON and say so.")
+"""Of a form that a web page could make a browser send here, among others."""
 SLOW_BODY = Refusal(408, "The body of the request did not arrive in time: send it again.")
 
 

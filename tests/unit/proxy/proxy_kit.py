@@ -11,6 +11,7 @@ from kvtiers.proxy.options import Address, ProxyOptions
 from kvtiers.proxy.run import Proxy, listening
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+JSON = {"Content-Type": "application/json"}
 LIMIT_S = 30
 EVENTS = [f'data: {{"choices":[{{"delta":{{"content":"t{n}"}}}}]}}\n\n'.encode() for n in range(5)]
 EVENTS.append(b"data: [DONE]\n\n")
@@ -173,6 +174,14 @@ class Client:
     async def chat(self, text="hello", **body):
         return await self.ask(messages=[{"role": "user", "content": text}], **body)
 
+    def send_raw(self, data, headers=JSON):
+        """A request of these bytes, as a context of its response."""
+        return self.session.post(self.url + CHAT, data=data, headers=headers)
+
+    async def connect(self):
+        """A bare connection: reader and writer."""
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
     async def counts(self):
         """Samples of /metrics."""
         async with self.session.get(self.url + "/metrics") as response:
@@ -208,6 +217,13 @@ async def front(prefill=(), decode=(), workers=(), **options):
         await until(lambda: proxy.gate.inside == 0)
         proxy.check()
         assert [w.in_flight for w in proxy.router.workers] == [0] * len(proxy.router.workers)
+
+
+def raw(body=b'{"messages": []}', *headers, version="1.1", length=None):
+    """A request as bytes."""
+    lines = [f"POST {CHAT} HTTP/{version}", "Host: x", "Content-Type: application/json", *headers]
+    lines += [f"Content-Length: {len(body) if length is None else length}", "", ""]
+    return "\r\n".join(lines).encode() + body
 
 
 async def until(holds):

@@ -9,13 +9,14 @@ from aiohttp import web
 
 from tests.unit.proxy.proxy_kit import (
     ANSWER,
-    CHAT,
     COMPLETIONS,
     EVENTS,
+    JSON,
     Worker,
     front,
     held,
     on_a_loop,
+    raw,
     until,
 )
 
@@ -86,10 +87,9 @@ async def test_headers_travel_end_to_end():
 async def test_a_body_that_was_packed_arrives_unpacked():
     worker = Worker()
     body = gzip.compress(json.dumps({"messages": [], "mine": "ä"}).encode())
-    async with front(workers=[worker]) as client:
-        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-        async with client.session.post(client.url + CHAT, data=body, headers=headers) as response:
-            assert response.status == 200
+    packed = {**JSON, "Content-Encoding": "gzip"}
+    async with front(workers=[worker]) as client, client.send_raw(body, packed) as response:
+        assert response.status == 200
     assert worker.asked == [{"messages": [], "mine": "ä"}]
 
 
@@ -198,10 +198,9 @@ async def test_two_hundred_at_once():
 @on_a_loop
 async def test_clients_that_speak_plainly(version):
     async with front(workers=[Worker()]) as client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        reader, writer = await client.connect()
         body = b'{"messages": [], "stream": true}'
-        writer.write(f"POST {CHAT} HTTP/{version}\r\nHost: x\r\nConnection: close\r\n".encode())
-        writer.write(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        writer.write(raw(body, "Connection: close", version=version))
         answer = await reader.read()
         writer.close()
     assert answer.startswith(f"HTTP/{version} 200 OK\r\n".encode())
@@ -213,11 +212,9 @@ async def test_clients_that_speak_plainly(version):
 @on_a_loop
 async def test_many_turns_on_one_connection():
     async with front(workers=[Worker()]) as client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        reader, writer = await client.connect()
         for _ in range(3):
-            body = b'{"messages": []}'
-            writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n".encode())
-            writer.write(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            writer.write(raw())
             await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(len(ANSWER)) == ANSWER
         writer.close()

@@ -24,6 +24,7 @@ from tests.unit.proxy.proxy_kit import (
     hang,
     held,
     on_a_loop,
+    raw,
     say,
     until,
 )
@@ -373,10 +374,8 @@ async def test_a_client_that_takes_nothing_is_let_go():
 
     worker = Worker(flood)
     async with front(workers=[worker], idle_timeout_s=0.2) as client:
-        _, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
-        body = b'{"messages": []}'
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        _, writer = await client.connect()
+        writer.write(raw())
         await worker.cancelled.wait()
         await until(lambda: client.proxy.gate.inside == 0)
         writer.close()
@@ -417,8 +416,8 @@ async def test_a_place_that_does_not_come_free_in_time():
 
 async def declared(client, length):
     """What who announces a body of this length is answered, before it is sent."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
+    reader, writer = await client.connect()
+    writer.write(raw(b"", length=length))
     head = await reader.readuntil(b"\r\n\r\n")
     text = await reader.read()
     writer.close()
@@ -440,7 +439,7 @@ async def test_a_body_that_does_not_say_its_length_is_bounded_too():
 
     async with front(workers=[Worker()], max_body_bytes=100_000) as client:
         try:
-            async with client.session.post(client.url + CHAT, data=endless()) as response:
+            async with client.send_raw(endless()) as response:
                 assert response.status == 413
                 error_of(await response.read())
         except aiohttp.ClientConnectionError:
@@ -462,11 +461,23 @@ async def test_what_is_no_request_is_refused_in_one_sentence(body):
     worker = Worker()
     async with (
         front(workers=[worker]) as client,
-        client.session.post(client.url + CHAT, data=body) as response,
+        client.send_raw(body) as response,
     ):
         assert response.status == 400
         assert response.content_type == "application/json"
         assert error_of(await response.read())["type"] == "invalid_request_error"
+    assert worker.asked == []
+
+
+@on_a_loop
+async def test_what_a_browser_sends_for_any_web_page_is_refused():
+    worker = Worker()
+    async with front(workers=[worker]) as client:
+        for kind in ("text/plain", "application/x-www-form-urlencoded"):
+            body = b'{"messages": []}'
+            async with client.send_raw(body, {"Content-Type": kind}) as response:
+                assert response.status == 415
+                assert error_of(await response.read())["type"] == "invalid_request_error"
     assert worker.asked == []
 
 
@@ -516,13 +527,11 @@ async def test_requests_that_run_are_finished_and_no_new_ones_are_taken():
     gate = asyncio.Event()
     worker = Worker(held(gate))
     async with front(workers=[worker]) as client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        body = b'{"messages": []}'
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        reader, writer = await client.connect()
         running = asyncio.create_task(client.chat())
         await worker.arrived.wait()
         client.proxy.front.ending = True
-        writer.write(head.encode() + body)
+        writer.write(raw())
         assert b" 503 " in await reader.readline()
         answer = await reader.read()  # the connection is closed
         assert error_of(answer.partition(b"\r\n\r\n")[2])["code"] == 503
