@@ -59,5 +59,10 @@ COMMANDS = (
     _command(
         "keys", "a key pair for engines that exchange chunks", "new /var/cache/kvtiers/p2p.key"
     ),
+    _command(
+        "proxy",
+        "a front for engines that run prefill and decode apart, or share prefixes",
+        "--prefill http://127.0.0.1:8001 --decode http://127.0.0.1:8002",
+    ),
     _command("demo", "a real model with and without tiers, measured", "--output demo-results"),
 )

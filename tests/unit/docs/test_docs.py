@@ -107,7 +107,7 @@ def test_named_tests_exist(page: Path) -> None:
     missing = []
     for file, test in _TEST.findall(prose(page)):
         path = ROOT / "tests" / file
-        defined = path.exists() and re.search(rf"^def {test}\(", path.read_text(), re.MULTILINE)
+        defined = path.exists() and re.search(rf"^(async )?def {test}\(", path.read_text(), re.M)
         if not defined:
             missing.append(f"{file}::{test}")
     assert missing == []
