@@ -54,19 +54,21 @@ def split_url(url: str) -> SplitURL:
     try:
         split = urlsplit(url)
     except ValueError as e:
-        raise ConfigError(f"{_shown(url)} is no URL: {e}") from None
+        raise ConfigError(f"{shown(url)} is no URL: {e}") from None
     if "@" in split.netloc:
         raise ConfigError(
             f"a URL of {split.scheme}:// has credentials in it, which do not belong there: leave "
             "them to the environment"
         )
     return SplitURL(
-        _shown(url), split.scheme, split.netloc, unquote(split.path), split.fragment, split.query
+        shown(url), split.scheme, split.netloc, unquote(split.path), split.fragment, split.query
     )
 
 
-def _shown(url: str) -> str:
-    return ascii(url.partition("?")[0])
+def shown(url: str) -> str:
+    """``url`` as an error may quote it: without its parameters, and without who is named in it."""
+    plain = re.split("[?#]", url, maxsplit=1)[0]
+    return ascii(re.sub(r"^((?:[A-Za-z0-9+.-]*:?/+)?)[^/]*@", r"\1...@", plain))
 
 
 def one_of(*words: str) -> Callable[[str, str], str]:

@@ -11,7 +11,7 @@ from kvtiers.errors import ConfigError
 from kvtiers.tiers.fs.urls import below_fs, open_fs, parse_fs
 from kvtiers.tiers.kv import urls as kv
 from kvtiers.tiers.obj.urls import below_obj, open_obj, parse_obj
-from kvtiers.tiers.parameters import SplitURL, split_url
+from kvtiers.tiers.parameters import SplitURL, shown, split_url
 from kvtiers.tiers.places import Complain, Place
 
 
@@ -68,7 +68,7 @@ def _scheme(url: str) -> Scheme:
     if match is None:
         remedy = f"write fs://{quote(os.path.abspath(url))}" if url.startswith(("/", ".")) else ""
         raise ConfigError(
-            f"{url!a} is no URL of a tier: {remedy or 'write one like fs:///var/cache/kvtiers'}"
+            f"{shown(url)} is no URL of a tier: {remedy or 'write one like fs:///var/cache/kvtiers'}"
         )
     name = match[1].lower()
     if name not in SCHEMES:

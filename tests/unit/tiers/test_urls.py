@@ -52,6 +52,24 @@ def test_what_is_refused(url, why):
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "s3:/bucket/x?key=secret",
+        "s3//key:secret@bucket",
+        "redis:/:secret@host",
+        "redis:secret@host",
+        "s3://key:secret@[x/y",
+        "s3://bucket/x#secret",
+        "kvtiers://key:secret@x",
+    ],
+)
+def test_no_secret_is_quoted(url):
+    with pytest.raises(ConfigError) as refused:
+        parse_url(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("text", "size"),
     [
         ("0", 0),

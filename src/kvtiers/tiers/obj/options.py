@@ -248,6 +248,7 @@ def _check_endpoint(options: ObjOptions) -> None:
         good = (
             split.scheme in ("http", "https") and bool(split.hostname) and "@" not in split.netloc
         )
+        good = good and split.port != 0  # reading it refuses one that is none
         good = good and split.path in ("", "/") and not (split.query or split.fragment)
     except ValueError:
         good = False
@@ -260,6 +261,10 @@ def _check_endpoint(options: ObjOptions) -> None:
 
 
 def _check_credentials(options: ObjOptions) -> None:
+    for name in ("region", "access_key_id", "session_token"):
+        value = getattr(options, name)
+        fit = value is None or re.fullmatch(r"[!-~]+", value)
+        require(bool(fit), name, "has a blank, a line break or nothing in it, and goes in a header")
     given = (options.access_key_id is not None, options.secret_access_key is not None)
     require(given[0] == given[1], "access_key_id", "and secret_access_key go together: give both")
     require(
