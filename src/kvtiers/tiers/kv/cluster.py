@@ -14,9 +14,10 @@ from redis.exceptions import AskError, InvalidResponse, MovedError, RedisError, 
 
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.kv.address import Host, host_and_port
+from kvtiers.tiers.kv.commands import command
 from kvtiers.tiers.kv.exchange import Server
 from kvtiers.tiers.kv.failures import explained
-from kvtiers.tiers.kv.wire import Life, command
+from kvtiers.tiers.kv.wire import Life
 
 _REFRESH_S = 1.0
 """The table of slots is asked for at most so often."""

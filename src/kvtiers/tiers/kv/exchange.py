@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from redis.exceptions import AskError, InvalidResponse, MovedError, RedisError, ResponseError
 
 from kvtiers.errors import Kind, KVTiersError
+from kvtiers.tiers.kv.commands import Piece, asking, command
 from kvtiers.tiers.kv.failures import explained
-from kvtiers.tiers.kv.wire import Length, Piece, Wire, asking, command
+from kvtiers.tiers.kv.wire import Length, Wire
 
 _REDIRECTS = 3
 """How often a call follows a slot that moves to another server."""

@@ -10,10 +10,11 @@ from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.tiers.base import StoreContext
 from kvtiers.tiers.kv import memory
 from kvtiers.tiers.kv.address import Address
+from kvtiers.tiers.kv.commands import command
 from kvtiers.tiers.kv.exchange import Server, Servers
 from kvtiers.tiers.kv.failures import explained, refusal
 from kvtiers.tiers.kv.names import Names
-from kvtiers.tiers.kv.wire import MAX_VALUE_BYTES, command
+from kvtiers.tiers.kv.wire import MAX_VALUE_BYTES
 from kvtiers.tiers.options import bad_option
 
 _log = logging.getLogger("kvtiers")

@@ -13,6 +13,7 @@ from kvtiers.tiers import record
 from kvtiers.tiers.base import ChunkStore, Entry, StoreContext
 from kvtiers.tiers.kv import memory
 from kvtiers.tiers.kv.address import parse_address
+from kvtiers.tiers.kv.commands import asking
 from kvtiers.tiers.kv.exchange import PLACED, Call, exchange, question
 from kvtiers.tiers.kv.looking import Quietly, Seen, every, seen
 from kvtiers.tiers.kv.maintain import maintain
@@ -21,7 +22,6 @@ from kvtiers.tiers.kv.options import KvOptions
 from kvtiers.tiers.kv.servers import servers_of
 from kvtiers.tiers.kv.store import KvStore
 from kvtiers.tiers.kv.urls import options_of, url_of
-from kvtiers.tiers.kv.wire import asking
 from kvtiers.tiers.places import (
     Aim,
     Complain,

@@ -20,12 +20,12 @@ from kvtiers.tiers.complaints import Complaints
 from kvtiers.tiers.kv import memory, opening, scanning
 from kvtiers.tiers.kv.address import parse_address
 from kvtiers.tiers.kv.cluster import ClusterServers
+from kvtiers.tiers.kv.commands import Piece, asking, command_with_value
 from kvtiers.tiers.kv.exchange import PLACED, Call, exchange, question
 from kvtiers.tiers.kv.names import Names
 from kvtiers.tiers.kv.options import KvOptions
 from kvtiers.tiers.kv.servers import servers_of
 from kvtiers.tiers.kv.uses import Uses
-from kvtiers.tiers.kv.wire import Piece, asking, command_with_value
 
 _log = logging.getLogger("kvtiers")
 

@@ -8,13 +8,13 @@ from typing import Any
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.tiers.kv import memory
 from kvtiers.tiers.kv.address import parse_address
+from kvtiers.tiers.kv.commands import asking, command_with_value
 from kvtiers.tiers.kv.exchange import PLACED, Call, exchange, question
 from kvtiers.tiers.kv.looking import every
 from kvtiers.tiers.kv.names import TRIAL
 from kvtiers.tiers.kv.options import KvOptions
 from kvtiers.tiers.kv.servers import servers_of
 from kvtiers.tiers.kv.urls import below_kv, options_of
-from kvtiers.tiers.kv.wire import asking, command_with_value
 
 _AT_ONCE = 512
 

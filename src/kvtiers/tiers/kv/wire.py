@@ -9,7 +9,7 @@ https://redis.io/docs/latest/develop/reference/protocol-spec/.
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import InvalidResponse
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
-Piece = bytes | memoryview
+from kvtiers.tiers.kv.commands import Piece
 
 _AHEAD = 16 << 10
 """Bytes to ask for when a line is waited for: what follows it comes along, and is copied."""
@@ -37,31 +37,6 @@ _MAX_LINE_BYTES = 64 << 10
 _NO_RESP = (ValueError, IndexError, OverflowError, RecursionError)
 """What redis-py's parser makes of words that are none, numbers that are none, and lists in lists
 without an end."""
-
-
-def asking(*words: bytes) -> Callable[[], list[Piece]]:
-    """What makes a command that has no value: it is made at once."""
-    made: list[Piece] = [command(*words)]
-    return lambda: made
-
-
-def command(*words: bytes) -> bytes:
-    """A command as it is sent."""
-    return b"*%d\r\n" % len(words) + b"".join(map(_bulk, words))
-
-
-def _bulk(word: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(word), word)
-
-
-def command_with_value(
-    before: Sequence[bytes], value: Sequence[Piece], after: Sequence[bytes] = ()
-) -> list[Piece]:
-    """A command of which one word is what ``value`` has in pieces; they are not joined."""
-    size = sum(map(len, value))
-    start = b"*%d\r\n" % (len(before) + 1 + len(after)) + b"".join(map(_bulk, before))
-    first, *rest = value
-    return [start + b"$%d\r\n" % size + bytes(first), *rest, b"\r\n" + b"".join(map(_bulk, after))]
 
 
 class Length(int):

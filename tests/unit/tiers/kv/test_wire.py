@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as TimedOut
 
-from kvtiers.tiers.kv import wire
+from kvtiers.tiers.kv import commands, wire
 
 
 class Scripted:
@@ -123,8 +123,8 @@ def test_what_nobody_asked_for_is_noticed(scripted: Scripted) -> None:
 
 
 def test_commands_as_they_are_sent() -> None:
-    assert wire.command(b"GET", b"a\r\nb") == b"*2\r\n$3\r\nGET\r\n$4\r\na\r\nb\r\n"
+    assert commands.command(b"GET", b"a\r\nb") == b"*2\r\n$3\r\nGET\r\n$4\r\na\r\nb\r\n"
     memory = memoryview(b"payload")
-    pieces = wire.command_with_value([b"SET", b"k"], [b"head", memory], [b"EX", b"9"])
+    pieces = commands.command_with_value([b"SET", b"k"], [b"head", memory], [b"EX", b"9"])
     assert pieces[1] is memory
-    assert b"".join(pieces) == wire.command(b"SET", b"k", b"headpayload", b"EX", b"9")
+    assert b"".join(pieces) == commands.command(b"SET", b"k", b"headpayload", b"EX", b"9")
