@@ -1,6 +1,7 @@
 """``kvtiers proxy`` before two real servers: prefill on the one, decode on the other, at once."""
 
 import json
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack, closing
@@ -68,15 +69,12 @@ def streamed(port, body):
     return [event["choices"] for event in events], events[-1]["usage"]
 
 
-@pytest.mark.timeout(300)
-def test_a_streamed_chat_is_that_of_a_single_engine_and_its_prompt_came_from_prefill(
-    servers, proxy
-):
-    (prefill, _), (decode, _) = servers
-    article = " ".join(f"Article {n}: everyone has the right to {n} apples." for n in range(25))
-    body = {
+def asked(what):
+    """A long question whose answer is streamed."""
+    article = " ".join(f"Article {n}: everyone has the right to {n} {what}." for n in range(25))
+    return {
         "model": str(MODEL),
-        "messages": [{"role": "user", "content": f"{article} How many apples are that?"}],
+        "messages": [{"role": "user", "content": f"{article} How many {what} are that?"}],
         "max_tokens": 8,
         "temperature": 0,
         "logprobs": True,
@@ -84,6 +82,14 @@ def test_a_streamed_chat_is_that_of_a_single_engine_and_its_prompt_came_from_pre
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+@pytest.mark.timeout(300)
+def test_a_streamed_chat_is_that_of_a_single_engine_and_its_prompt_came_from_prefill(
+    servers, proxy
+):
+    (prefill, _), (decode, _) = servers
+    body = asked("apples")
     before = decode.value(**FROM_PEER)
     answer, usage = streamed(proxy, body)
     cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -93,3 +99,17 @@ def test_a_streamed_chat_is_that_of_a_single_engine_and_its_prompt_came_from_pre
     assert usage["prompt_tokens_details"]["cached_tokens"] == cached, "a device hit of that length"
     assert single == answer
     assert "".join(c["delta"].get("content") or "" for cs in answer for c in cs)
+
+
+@pytest.mark.timeout(300)
+def test_prefill_is_killed_and_decode_answers_all_by_itself(servers, proxy):
+    """The last one here."""
+    (prefill, _), (decode, _) = servers
+    before = decode.value(**FROM_PEER)
+    prefill.end_by(signal.SIGKILL)
+    answer, usage = streamed(proxy, asked("pears"))
+    assert usage["completion_tokens"] == 8
+    assert decode.value(**FROM_PEER) == before
+    single, usage = streamed(decode.port, asked("pears") | {"cache_salt": "computed anew"})
+    assert not (usage["prompt_tokens_details"] or {}).get("cached_tokens")
+    assert single == answer
