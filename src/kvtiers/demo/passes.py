@@ -31,6 +31,10 @@ START_STEPS = 12
 """What a start of the server is worth on the progress bar, in turns."""
 # Shorter than a block, so that it is neither cached nor stored.
 _WARM_UP = (Message("user", "Say hello."),)
+_READING_S = 1.0
+"""Between an answer and the next request, where a tier is written to meanwhile. A person reads for
+longer; without it the next prompt drives out of a small host memory what a slow tier did not take
+yet, which then is computed again."""
 _COUNTERS_S = 5.0
 _COUNTERS_POLL_S = 0.05
 _PAYLOAD_BYTES = 64 * 1024
@@ -150,6 +154,8 @@ def _replay(
         )
         before = after
         progress.advance()
+        if mode is Mode.DISK:
+            time.sleep(_READING_S)
     return turns
 
 
