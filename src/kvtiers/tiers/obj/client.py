@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
@@ -187,15 +188,18 @@ def _call(request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if threading.current_thread() is not threading.main_thread():
         return request(*args, **kwargs)
     answer: Future[Any] = Future()
+    start_daemon(partial(_answer, answer, partial(request, *args, **kwargs)), "kvtiers-request")
+    try:
+        return answer.result()
+    finally:
+        del answer  # else what it raised holds it, and the connections, until there is a collection
 
-    def ask() -> None:
-        try:
-            answer.set_result(request(*args, **kwargs))
-        except BaseException as e:
-            answer.set_exception(e)
 
-    start_daemon(ask, "kvtiers-request")
-    return answer.result()
+def _answer(answer: "Future[Any]", request: Callable[[], Any]) -> None:
+    try:
+        answer.set_result(request())
+    except BaseException as e:
+        answer.set_exception(e.with_traceback(None))
 
 
 def _no_end(where: str) -> KVTiersError:
