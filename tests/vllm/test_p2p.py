@@ -21,7 +21,7 @@ from kvtiers.demo.server import free_port
 from tests.vllm.offloading import manager_of, offload, scheduler_of, settle
 from tests.vllm.serving import READY_S, Server, cpu_seconds
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 TOKENS, CACHED, CHUNKS = 1500, 1408, 11
 RUNNING = "vllm:num_requests_running"
@@ -182,7 +182,8 @@ def tier_of(engine):
 def arrived(engine, port):
     """How many chunks of transfers that are under way a peer has brought."""
     peer = tier_of(engine)._endpoint._peers.get(("127.0.0.1", port))
-    return 0 if peer is None else sum(len(t.done) for t in list(peer._transfers.values()))
+    transfers = () if peer is None else list(peer._outstanding._transfers.values())
+    return sum(len(transfer.done) for transfer in transfers)
 
 
 def test_decode_waits_for_a_prefill_that_comes_after_it_and_holds_no_blocks(one, here, prompt):

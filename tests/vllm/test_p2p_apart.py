@@ -17,7 +17,7 @@ from tests.vllm.test_p2p import CACHED, TOKENS, at, p2p
 FLOAT32 = ("--dtype", "float32")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_one_rank_and_two_bring_each_other_chunks_and_another_model_is_refused(
     checkpoint, prompt, tmp_path, monkeypatch, caplog
 ):
