@@ -1,7 +1,7 @@
 """Chunks of other engines: pulled, handed over from prefill to decode, and peers that die.
 
 Two servers and an engine in this process. The oracle is a hit of the device cache of the same
-length, bit for bit. Loopback, with the defaults of docs/p2p.md.
+length, bit for bit. Loopback.
 """
 
 import json
@@ -36,8 +36,11 @@ class Peer:
     port: int
 
 
-def p2p(port=0, **options):
-    return offload(secondary_tiers=[{"type": "p2p", "port": port, **options}])
+def p2p(port=0):
+    """Patient, for three engines on a machine that others load."""
+    patient = {"handshake_deadline_s": 30, "lookup_deadline_s": 30, "silence_deadline_s": 60}
+    tier = {"type": "p2p", "port": port, **patient}
+    return offload(lookup_deadline_s=40, secondary_tiers=[tier])
 
 
 def two_free_ports():
