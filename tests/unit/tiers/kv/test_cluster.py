@@ -126,6 +126,7 @@ def test_a_user_who_may_not_follow_a_slot_that_moves(cluster, opened, tmp_path):
     assert len(idle) == 1
     assert not idle[0].can_read(timeout=0.2)
     assert not one.removed
+    source.do("MIGRATE", "127.0.0.1", target.port, one.name(mine[3]), 0, 5000)
     for slot in slots:
         for node in (target, source, cluster.primaries[2]):
             node.do("CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))

@@ -161,8 +161,12 @@ def test_ctrl_c_does_not_wait_for_an_answer(ask, fake, faulty):
         return True
 
     fake.fail(S3Fault(What.SILENT, keys=interrupt))
-    with pytest.raises(KeyboardInterrupt):
-        ask(faulty.client(request_timeout_s=300, load_deadline_s=600, store_deadline_s=600))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup has it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ask(faulty.client(request_timeout_s=300, load_deadline_s=600, store_deadline_s=600))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_name_that_is_no_path_is_said(fake, faulty):
