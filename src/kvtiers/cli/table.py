@@ -57,7 +57,7 @@ COMMANDS = (
         f"tier {_URL} --chunk-bytes 2MiB --total-bytes 1GiB",
     ),
     _command(
-        "keys", "a key pair for engines that exchange chunks", "new /var/cache/kvtiers/p2p.key"
+        "keys", "a key pair for engines that exchange chunks", "new ~/.config/kvtiers-p2p.key"
     ),
     _command(
         "proxy",

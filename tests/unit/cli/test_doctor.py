@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import socket
 from pathlib import Path
 
 import pytest
@@ -543,3 +544,34 @@ def test_eviction_is_held_against_that_of_engines_that_live(tier):
     good(kvtiers("doctor", tier.url))
     store.close()
     good(kvtiers("doctor", "--config", json.dumps(own)))
+
+
+@pytest.mark.parametrize(
+    ("options", "grade", "told"),
+    [
+        ({"port": 0}, "ok", "answers at 127.0.0.1"),
+        ({"host": "10.0.0.7"}, "fail", "keys is missing: 10.0.0.7 can be reached by others"),
+        (
+            {"port": 0, "keys": "/nowhere/p2p.key", "allowed_peers": ["y" * 40]},
+            "fail",
+            "cannot be read: No such file",
+        ),
+    ],
+)
+def test_a_tier_of_peers_is_asked_what_an_engine_asks(options, grade, told):
+    config = json.dumps({**SMALL, "secondary_tiers": [{"type": "p2p", **options}]})
+    ran = kvtiers("doctor", "--config", config, "--json")
+    (check,) = [c for c in ran.json["checks"] if c["check"] == "peers"]
+    assert check["grade"] == grade
+    assert told in f"{check['found']} {check['remedy']}"
+    assert ran.status == (grade == "fail")
+
+
+def test_a_port_of_peers_that_is_taken_is_a_warning():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        tier = {"type": "p2p", "port": taken.getsockname()[1]}
+        config = json.dumps({**SMALL, "secondary_tiers": [tier]})
+        ran = good(kvtiers("doctor", "--config", config, "--json"))
+    (check,) = [c for c in ran.json["checks"] if c["check"] == "peers"]
+    assert check["grade"] == "warn"
+    assert "in use" in check["found"]

@@ -21,6 +21,7 @@ from kvtiers.cli.kvchecks import check_server
 from kvtiers.cli.machinechecks import check_limits, check_memory, check_versions
 from kvtiers.cli.objchecks import check_bucket
 from kvtiers.cli.output import Output
+from kvtiers.cli.peerchecks import check_peers
 from kvtiers.cli.verdicts import Check, Grade
 from kvtiers.config import KVTiersConfig, TierSpec, parse_config
 from kvtiers.errors import ConfigError, KVTiersError
@@ -119,6 +120,7 @@ def _machine(config: KVTiersConfig | None, chunk: int | None) -> Iterator[Check]
     yield from check_versions()
     yield from check_memory(cpu_bytes, chunk, config.region_directory if config else DIRECTORY)
     yield from check_limits(cpu_bytes)
+    yield from check_peers(config.secondary_tiers if config else ())
 
 
 @dataclass(frozen=True, slots=True)
