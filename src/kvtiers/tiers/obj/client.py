@@ -23,6 +23,7 @@ from kvtiers.tiers.options import bad_option
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _LIST_AT_ONCE = 1000
+_PIECE_BYTES = 64 << 10
 
 
 class Stored(NamedTuple):
@@ -63,6 +64,30 @@ class Client:
         with self._asking("read", name) as store:
             found = _call(self._obs.get_range, store, name, start=start, length=most)
             return memoryview(found)
+
+    def get_into(self, name: str, targets: Sequence[memoryview]) -> int:
+        """Fill these with an object, one behind the other; its length in bytes, or some number that
+        is too large, if it is longer than they are. What it leaves over may hold anything.
+
+        It comes in pieces, of which each is copied while it is still in the processor's cache.
+        """
+        with self._asking("read", name) as store:
+            return int(_call(self._pour, store, name, targets))
+
+    def _pour(self, store: Any, name: str, targets: Sequence[memoryview]) -> int:
+        left, at = list(targets), 0
+        for piece in self._obs.get(store, name).stream(min_chunk_size=_PIECE_BYTES):
+            data = memoryview(piece)
+            at += data.nbytes
+            while data.nbytes and left:
+                n = min(data.nbytes, left[0].nbytes)
+                left[0][:n] = data[:n]
+                data, left[0] = data[n:], left[0][n:]
+                if not left[0].nbytes:
+                    del left[0]
+            if data.nbytes:
+                break
+        return at
 
     def put(self, name: str, parts: Sequence[memoryview | bytes]) -> None:
         """Make an object of these parts, one behind the other; it is seen whole or not at all.

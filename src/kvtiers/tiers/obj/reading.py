@@ -109,16 +109,23 @@ class Reading:
         return [self._fill(items[n], data) for (n, _), data in zip(wanted, records, strict=True)]
 
     def _read_object(self, item: Item) -> list[Result]:
-        one_more = PAGE_BYTES + item.view.nbytes + 1  # so that a longer one is found out
-        return [self._fill(item, self._client.get(names.chunk_name(self._id, item.key), one_more))]
+        page = memoryview(bytearray(PAGE_BYTES))
+        name = names.chunk_name(self._id, item.key)
+        length = self._client.get_into(name, [page, item.view])
+        return [self._judged(item, page, length)]
 
     def _fill(self, item: Item, data: memoryview) -> Result:
+        if data.nbytes == PAGE_BYTES + item.view.nbytes:
+            item.view[:] = data[PAGE_BYTES:]
+        return self._judged(item, data[:PAGE_BYTES], data.nbytes)
+
+    def _judged(self, item: Item, page: memoryview, length: int) -> Result:
+        """``page`` and the item's view are what came of ``length`` bytes."""
         expected = PAGE_BYTES + item.view.nbytes
-        if data.nbytes != expected:
-            how = "short" if data.nbytes < expected else "long"
-            return self._error(item, f"it is {how}: {data.nbytes} bytes, not {expected}")
-        item.view[:] = data[PAGE_BYTES:]
-        error = record.verify(data[:PAGE_BYTES], item.key, self._id, item.view)
+        if length != expected:
+            how = "short" if length < expected else "long"
+            return self._error(item, f"it is {how}: {length} bytes, not {expected}")
+        error = record.verify(page, item.key, self._id, item.view)
         return None if error is None else self._error(item, str(error))
 
     def _error(self, item: Item, what: str, kind: Kind = Kind.CORRUPT) -> KVTiersError:
