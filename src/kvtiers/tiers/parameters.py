@@ -57,8 +57,8 @@ def split_url(url: str) -> SplitURL:
         raise ConfigError(f"{shown(url)} is no URL: {e}") from None
     if "@" in split.netloc:
         raise ConfigError(
-            f"a URL of {split.scheme}:// has credentials in it, which do not belong there: they "
-            "come from the environment, or from what a parameter like password_env names"
+            f"a URL of {split.scheme}:// has credentials in it, which do not belong there: leave "
+            "them to the environment, or to what a parameter like password_env names"
         )
     return SplitURL(
         shown(url), split.scheme, split.netloc, unquote(split.path), split.fragment, split.query
