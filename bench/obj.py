@@ -20,7 +20,6 @@ so rates are those of both together; processor seconds are those of this process
 import argparse
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -35,6 +34,7 @@ from obstore.store import S3Store
 from bench.hostmemory import PATIENCE_S, Memory, run_jobs
 from bench.lines import median_of, remark
 from kvtiers.chunks import ChunkLayout, GroupLayout, Key, Namespace, make_key
+from kvtiers.cli.bare import on_threads
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import Item, JobKind, StoreContext
 from kvtiers.tiers.obj.client import open_client
@@ -107,10 +107,12 @@ class Bare:
             view = self._memory.slot(slot)
             obstore.put(self._store, keys[slot].hex(), view, use_multipart=False)
 
-        on_threads(range(len(keys)), one)
+        on_threads(REQUESTS, range(len(keys)), one)
 
     def get(self, keys: Sequence[Key]) -> None:
-        on_threads(range(len(keys)), lambda s: obstore.get(self._store, keys[s].hex()).bytes())
+        on_threads(
+            REQUESTS, range(len(keys)), lambda s: obstore.get(self._store, keys[s].hex()).bytes()
+        )
 
     def close(self) -> None:
         """It has nothing to close."""
@@ -135,14 +137,14 @@ class Boto:
             name, view = f"{self._below}/{keys[slot].hex()}", self._memory.slot(slot)
             self._client.put_object(Bucket=self._bucket, Key=name, Body=bytes(view))
 
-        on_threads(range(len(keys)), one)
+        on_threads(REQUESTS, range(len(keys)), one)
 
     def get(self, keys: Sequence[Key]) -> None:
         def one(slot: int) -> None:
             name = f"{self._below}/{keys[slot].hex()}"
             self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
 
-        on_threads(range(len(keys)), one)
+        on_threads(REQUESTS, range(len(keys)), one)
 
     def close(self) -> None:
         self._client.close()
@@ -156,30 +158,6 @@ class SetBoto(Boto):
         "response_checksum_validation": "when_required",
         "s3": {"addressing_style": "path", "payload_signing_enabled": False},
     }
-
-
-def on_threads(slots: Iterable[int], act: Callable[[int], object]) -> None:
-    """Call ``act`` for each, on ``REQUESTS`` threads; raises what the first that failed raised."""
-    left, taking, failed = iter(slots), threading.Lock(), []
-
-    def work() -> None:
-        try:
-            while not failed:
-                with taking:
-                    slot = next(left, None)
-                if slot is None:
-                    return
-                act(slot)
-        except Exception as e:
-            failed.append(e)
-
-    threads = [threading.Thread(target=work) for _ in range(REQUESTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
 
 
 def new_keys(start: str, count: int) -> list[Key]:

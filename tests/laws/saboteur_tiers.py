@@ -3,8 +3,8 @@
 import ctypes
 import threading
 
+from kvtiers.tiers.addresses import address_of
 from kvtiers.tiers.base import JobOutcome, JobReleased
-from kvtiers.tiers.fs.direct import address
 from tests.laws.saboteurs import caught_by
 
 TIERS: dict[type, str] = {}
@@ -70,7 +70,7 @@ class TouchesMemoryAfterItsOutcome:
 
     def submit_load(self, job):
         self.scribble()
-        self.late = [(view.obj, address(view)) for view in job.views]
+        self.late = [(view.obj, address_of(view)) for view in job.views]
         return super().submit_load(job)
 
     def submit_store(self, job):

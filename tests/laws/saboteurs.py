@@ -11,8 +11,8 @@ from kvtiers.errors import Kind
 from kvtiers.events import Reason
 from kvtiers.testing import NAMESPACE
 from kvtiers.tiers import record
+from kvtiers.tiers.addresses import address_of
 from kvtiers.tiers.base import Capabilities
-from kvtiers.tiers.fs.direct import address
 from tests.laws.honest import DISKS, HonestStore
 
 STORES: dict[type[HonestStore], str] = {}
@@ -35,7 +35,7 @@ def under_a_tier(number):
 
 def poke(view, offset=0):
     """Change a byte, whether the view allows it or not."""
-    at = address(view) + offset
+    at = address_of(view) + offset
     ctypes.memset(at, ctypes.c_ubyte.from_address(at).value ^ 0xFF, 1)
 
 
@@ -149,7 +149,7 @@ class TouchesMemoryLate(HonestStore):
 
     def fill(self, item, payload):
         super().fill(item, payload)
-        self.late.append((item.view.obj, address(item.view)))
+        self.late.append((item.view.obj, address_of(item.view)))
 
     def refuse_if_closed(self):
         super().refuse_if_closed()

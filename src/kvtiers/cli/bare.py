@@ -120,10 +120,10 @@ def run_calls(
     def call(at: int) -> None:
         act(at, min(end, at + bare.per_call))
 
-    _on_threads(lanes, range(first, end, bare.per_call), call)
+    on_threads(lanes, range(first, end, bare.per_call), call)
 
 
-def _on_threads(count: int, items: Iterable[int], act: Callable[[int], None]) -> None:
+def on_threads(count: int, items: Iterable[int], act: Callable[[int], None]) -> None:
     """Call ``act`` with each of ``items``. Raises what the first of them raised."""
     left, lock = iter(items), threading.Lock()
     errors: list[BaseException] = []

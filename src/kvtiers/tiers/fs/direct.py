@@ -6,7 +6,6 @@ if the memory was not to blame, the file system is not asked again.
 """
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
@@ -15,6 +14,7 @@ import threading
 from typing import Literal
 
 from kvtiers.chunks import PAGE_BYTES
+from kvtiers.tiers.addresses import address_of
 from kvtiers.tiers.fs.folders import FILE_MODE
 from kvtiers.tiers.fs.vectored import read_rest, write_all
 
@@ -26,37 +26,9 @@ _IRREGULAR = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)
 """How reading a link, a socket, a FIFO or a folder fails."""
 
 
-class _PyBuffer(ctypes.Structure):
-    """CPython's ``Py_buffer`` (PEP 3118); only ``buf`` is of interest."""
-
-    _fields_ = [
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    ]
-
-
-def address(view: memoryview) -> int:
-    """Where the bytes of ``view`` lie; works for read-only views, where ctypes' own way fails."""
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
-    try:
-        return int(buffer.buf or 0)
-    finally:
-        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
-
-
 def aligned(view: memoryview) -> bool:
     """Whether O_DIRECT may use ``view``: whole pages at a page boundary."""
-    return view.nbytes % PAGE_BYTES == 0 and address(view) % PAGE_BYTES == 0
+    return view.nbytes % PAGE_BYTES == 0 and address_of(view) % PAGE_BYTES == 0
 
 
 class DirectFiles:

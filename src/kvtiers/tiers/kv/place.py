@@ -34,6 +34,7 @@ from kvtiers.tiers.places import (
     parse_manifest,
     unheard,
 )
+from kvtiers.tiers.portions import portions
 
 _PATIENCE_S = 30.0
 """For one reply to a tool, which no request of a model waits for."""
@@ -120,7 +121,7 @@ class KvPlace:
         for at in range(0, len(keys), _WINDOW_CHUNKS):
             some = keys[at : at + _WINDOW_CHUNKS]
             pairs = list(zip(some, self.find(namespace_id, some), strict=True))
-            for window in _windows(pairs):
+            for window in portions(pairs, _bytes_of, _WINDOW_BYTES):
                 yield from self._read(namespace_id, window)
 
     def _read(
@@ -269,20 +270,9 @@ def _found(namespace_id: str, manifest: object) -> Found:
     return Found(namespace_id, namespace)
 
 
-def _windows(
-    pairs: Sequence[tuple[Key, Entry | None]],
-) -> Iterator[list[tuple[Key, Entry | None]]]:
-    some: list[tuple[Key, Entry | None]] = []
-    used = 0
-    for key, entry in pairs:
-        size = entry.bytes if entry else 0
-        if some and used + size > _WINDOW_BYTES:
-            yield some
-            some, used = [], 0
-        some.append((key, entry))
-        used += size
-    if some:
-        yield some
+def _bytes_of(pair: tuple[Key, Entry | None]) -> int:
+    _, entry = pair
+    return entry.bytes if entry else 0
 
 
 def _failure(what: str, kind: Kind) -> KVTiersError:

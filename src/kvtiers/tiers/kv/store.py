@@ -26,6 +26,7 @@ from kvtiers.tiers.kv.names import Names
 from kvtiers.tiers.kv.options import KvOptions
 from kvtiers.tiers.kv.servers import servers_of
 from kvtiers.tiers.kv.uses import Uses
+from kvtiers.tiers.portions import portions
 
 _log = logging.getLogger("kvtiers")
 
@@ -223,16 +224,9 @@ class KvStore:
             return [question(name, b"TOUCH", name) for name in names]
         return [question(name, b"EXPIRE", name, self._ttl) for name in names]
 
-    def _batches(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    def _batches(self, items: Sequence[Item]) -> Iterator[list[Item]]:
         """Runs of up to ``max_batch_bytes``, or of one chunk."""
-        start = size = 0
-        for at, item in enumerate(items):
-            if at > start and size + item.view.nbytes > self._batch_bytes:
-                yield items[start:at]
-                start, size = at, 0
-            size += item.view.nbytes
-        if items:
-            yield items[start:]
+        return portions(items, lambda item: item.view.nbytes, self._batch_bytes)
 
     # -- small things ---------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from kvtiers.tiers.places import (
     Usage,
     unheard,
 )
+from kvtiers.tiers.portions import portions
 
 _WINDOW_BYTES = 32 << 20
 """What is read at once, ahead of who takes it."""
@@ -106,22 +107,13 @@ class ObjPlace:
     def read(self, namespace_id: str, keys: Sequence[Key]) -> Iterator[tuple[Key, Payload]]:
         """Some at the same time, as many as fit into 32 MiB."""
         known = self._listed(namespace_id, keys)
-        for some in self._windows(known, keys):
+
+        def size_of(key: Key) -> int:
+            return known[key].bytes if key in known else 0
+
+        for some in portions(keys, size_of, _WINDOW_BYTES, _WINDOW_CHUNKS):
             acts = [partial(self._payload, namespace_id, key, known.get(key)) for key in some]
             yield from zip(some, self._together.run(acts), strict=True)
-
-    def _windows(self, known: Mapping[Key, Entry], keys: Sequence[Key]) -> Iterator[list[Key]]:
-        some: list[Key] = []
-        used = 0
-        for key in keys:
-            size = known[key].bytes if key in known else 0
-            if some and (used + size > _WINDOW_BYTES or len(some) == _WINDOW_CHUNKS):
-                yield some
-                some, used = [], 0
-            some.append(key)
-            used += size
-        if some:
-            yield some
 
     def _payload(self, namespace_id: str, key: Key, entry: Entry | None) -> memoryview:
         """The verified chunk. Raises KVTiersError. ``entry``: what is known of its length."""

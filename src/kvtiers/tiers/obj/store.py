@@ -24,6 +24,7 @@ from kvtiers.tiers.obj.reading import Reading, Result
 from kvtiers.tiers.obj.room import Room
 from kvtiers.tiers.obj.shelf import Shelf
 from kvtiers.tiers.obj.together import Together, one_by_one
+from kvtiers.tiers.portions import portions
 
 LIST_EVERY_S = 300.0
 """How often all packs are listed, and the manifest is looked after."""
@@ -283,14 +284,4 @@ class ObjStore:
 
 def _packfuls(items: Sequence[Item], most: int) -> Iterator[list[Item]]:
     """Runs of items whose records have ``most`` bytes, or single ones."""
-    full: list[Item] = []
-    size = 0
-    for item in items:
-        more = PAGE_BYTES + item.view.nbytes
-        if full and size + more > most:
-            yield full
-            full, size = [], 0
-        full.append(item)
-        size += more
-    if full:
-        yield full
+    return portions(items, lambda item: PAGE_BYTES + item.view.nbytes, most)

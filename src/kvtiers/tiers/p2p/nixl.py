@@ -18,8 +18,8 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from kvtiers.errors import ConfigError
+from kvtiers.tiers.addresses import address_of
 from kvtiers.tiers.lanes import StartThread
-from kvtiers.tiers.p2p.addresses import address_of
 from kvtiers.tiers.p2p.loop import Loop
 from kvtiers.tiers.p2p.reading import Chunk, Forget, Read, Reader
 from kvtiers.tiers.p2p.transport import Delivered, Sent

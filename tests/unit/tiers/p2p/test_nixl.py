@@ -3,7 +3,7 @@
 import pytest
 
 from kvtiers.chunks import Lookup
-from kvtiers.tiers.p2p.addresses import address_of
+from kvtiers.tiers.addresses import address_of
 from tests.unit.tiers.p2p.engines import QUICK, Engine, engines, keys, source, until, with_options
 from tests.unit.tiers.p2p.test_killed import BIG, bytes_landed, child, look
 from tests.unit.tiers.p2p.test_killed import NAMES as BIG_NAMES

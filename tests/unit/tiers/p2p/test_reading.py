@@ -6,7 +6,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvtiers.errors import ConfigError
-from kvtiers.tiers.p2p.addresses import address_of
+from kvtiers.tiers.addresses import address_of
 from kvtiers.tiers.p2p.nixl import NixlSender, NixlTransport, _parts
 from kvtiers.tiers.p2p.reading import Chunk
 from kvtiers.tiers.p2p.transport import Delivered, Sent
