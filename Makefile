@@ -29,7 +29,7 @@ bench: model ## measure beside vLLM and the machine, write bench-results.json (1
 	@$(BIN)/python -m bench --json bench-results.json $(BENCH_ARGS)
 
 check: setup ## lint, format, types, import rules
-	@$(BIN)/ruff check src tests scripts bench
+	@$(BIN)/ruff check --no-cache src tests scripts bench
 	@$(BIN)/ruff format --check src tests scripts bench
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports

@@ -34,8 +34,8 @@ from kvtiers.core.exclusive import ExclusiveManager
 from kvtiers.core.serving import ManagerParent
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
+from kvtiers.tiers.addresses import address_of
 from kvtiers.tiers.base import Job, JobKind, JobOutcome
-from kvtiers.tiers.p2p.addresses import address_of
 from kvtiers.tiers.p2p.build import build
 from kvtiers.tiers.p2p.nixl import new_agent
 from kvtiers.tiers.p2p.options import P2POptions
