@@ -1,0 +1,1 @@
+"""Which engine, and which of its tiers, holds how much of a prompt: told by the events of many."""

@@ -1,0 +1,1 @@
+"""What operators see of one engine: its tiers now, its metrics, and the life of a request."""
