@@ -203,10 +203,11 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.replace(" ", "-"))
 def test_a_lie_on_the_control_channel_ends_the_session_and_opens_the_breaker(lie):
-    with engines(1) as (b,), Liar(LIES[lie], nothing) as liar:
+    patient = with_options(lookup_deadline_s=60.0, handshake_deadline_s=60.0, load_deadline_s=60.0)
+    with engines(1, options=patient) as (b,), Liar(LIES[lie], nothing) as liar:
         began = time.monotonic()
         assert pulled(b, source(liar)) == MISSES
-        assert time.monotonic() - began < 0.9  # no deadline had to pass
+        assert time.monotonic() - began < 20  # no deadline had to pass
         peer = b.endpoint._peers["127.0.0.1", liar.port]
         assert b.on_io(lambda: (peer._course, peer._breaker.state)) == (None, State.OPEN)
 
@@ -229,8 +230,8 @@ def test_a_peer_that_says_it_has_everything_and_brings_nothing():
     with engines(1, options=options) as (b,), Liar(honest, nothing) as liar:
         began = time.monotonic()
         assert pulled(b, source(liar)) == MISSES
-        assert 0.4 < time.monotonic() - began < 5
-        assert any(isinstance(message, p.Cancel) for message in liar.heard)
+        assert 0.4 < time.monotonic() - began < 20
+        until(lambda: any(isinstance(message, p.Cancel) for message in liar.heard))
 
 
 def test_a_chunk_that_comes_after_its_deadline_lands_nowhere():
@@ -316,9 +317,9 @@ def test_a_slow_peer_is_left_alone_after_some_late_answers():
             assert pulled(b, source(liar)) == MISSES
         peer = b.endpoint._peers["127.0.0.1", liar.port]
         assert b.on_io(lambda: peer._breaker.state) is State.OPEN
-        began = time.monotonic()
+        asked = sum(isinstance(message, p.LookUp) for message in liar.heard)
         assert pulled(b, source(liar)) == MISSES
-        assert time.monotonic() - began < 0.2
+        assert sum(isinstance(message, p.LookUp) for message in liar.heard) == asked
 
 
 # -- a consumer that lies -------------------------------------------------------------------------

@@ -38,8 +38,8 @@ def test_a_shutdown_does_not_wait_for_a_peer_that_hangs():
         request = b.request(source(liar))
         until(lambda: (_look(b, request), b.tier._jobs)[1])
         began = time.monotonic()
-        b.tier.shutdown(5.0)
-        assert time.monotonic() - began < 4
+        b.tier.shutdown(50.0)
+        assert time.monotonic() - began < 20
         assert b.tier.get_finished_jobs() == []
         assert b.tier.lookup(NAMES, request.context) == [Lookup.MISS] * 4
         b.tier.shutdown(5.0)
@@ -52,7 +52,7 @@ def test_a_shutdown_returns_though_the_io_thread_hangs(caplog):
     b.endpoint._loop.call(lambda: hangs.wait(20))
     began = time.monotonic()
     b.tier.shutdown(0.2)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert "the I/O thread does not end" in caplog.text
     hangs.set()
     until(lambda: not b.endpoint._thread.is_alive())

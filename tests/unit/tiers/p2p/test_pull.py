@@ -217,7 +217,7 @@ def test_a_prefill_that_never_comes_is_a_miss_at_the_deadline():
     with engines(options=with_options(park_deadline_s=0.5)) as (a, b):
         began = time.monotonic()
         assert b.pull(keys(4), b.request(source(a, "pd", "remote_prefiller"))) == [Lookup.MISS] * 4
-        assert 0.4 < time.monotonic() - began < 5
+        assert 0.4 < time.monotonic() - began < 20
         b.rest()
         a.rest()
 
