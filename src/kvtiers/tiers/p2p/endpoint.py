@@ -38,6 +38,7 @@ from kvtiers.tiers.p2p.roles import Source
 from kvtiers.tiers.p2p.security import Doorkeeper, bind_address, security_of
 from kvtiers.tiers.p2p.serving import Server, ServingThread
 from kvtiers.tiers.p2p.tcp import TcpTransport
+from kvtiers.tiers.p2p.tcp_sender import Patience
 from kvtiers.tiers.p2p.transport import Transport
 from kvtiers.tiers.p2p.us import Identity, Us
 
@@ -114,7 +115,8 @@ class Endpoint:
     def _transports(self, address: str, memory: memoryview | None) -> tuple[Transport, ...]:
         options = self._options
         try:
-            tcp = TcpTransport(self._loop, address, options.data_port, options.stall_deadline_s)
+            patience = Patience(options.stall_deadline_s, options.longest_load_s)
+            tcp = TcpTransport(self._loop, address, options.data_port, patience)
         except OSError as e:
             complaint = f"is {options.data_port}, which cannot be bound: {e.strerror}"
             raise bad_option("data_port", complaint) from e

@@ -252,7 +252,7 @@ class Guests:
                 self._post(Demand(guest.number, *about))
 
     def _cancel(self, guest: Guest, transfer: int) -> None:
-        if transfer in guest.transfers:
+        if transfer in guest.transfers and transfer not in guest.cancelled:
             guest.cancelled.add(transfer)
             assert guest.sender is not None
             guest.sender.drop(transfer)

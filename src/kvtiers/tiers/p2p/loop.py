@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import select
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -62,14 +63,20 @@ class Loop:
         self._calls: deque[Handler] = deque()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._running = True
+        self._open = threading.Lock()
+        """Held while another thread wakes the loop, and while what wakes it is closed."""
+        self._closed = False
         self.watch(self._woken, self._wake)
 
     # -- from any thread -------------------------------------------------------------------------
 
     def call(self, handler: Handler) -> None:
-        """Have ``handler`` called on the loop's thread, soon. Never waits."""
-        self._calls.append(handler)
-        os.eventfd_write(self._woken, 1)
+        """Have ``handler`` called on the loop's thread, soon; never, once it is closed."""
+        with self._open:
+            if self._closed:  # the descriptor may be somebody else's
+                return
+            self._calls.append(handler)
+            os.eventfd_write(self._woken, 1)
 
     # -- on the loop's thread --------------------------------------------------------------------
 
@@ -132,8 +139,11 @@ class Loop:
 
     def close(self) -> None:
         """Give everything of the loop's own back. Caller guarantees: it does not run."""
-        self._epoll.close()
-        os.close(self._woken)
+        with self._open:
+            self._closed = True
+            self._epoll.close()
+            os.close(self._woken)
+            self._calls.clear()
 
     def _patience(self) -> float:
         """How long there is nothing to do: -1 for as long as nothing happens."""

@@ -63,7 +63,7 @@ class P2POptions:
     hold_deadline_s: float = 30.0
     """How long chunks that a peer was told of are kept in host memory for its fetch."""
     stall_deadline_s: float = 10.0
-    """A peer whose data connection takes no bytes for so long is let go."""
+    """A peer whose data connection takes no bytes, or does not come, for so long is let go."""
     ping_interval_s: float = 2.0
     """Between signs of life that are asked of a peer."""
     silence_deadline_s: float = 10.0
@@ -114,6 +114,18 @@ class P2POptions:
             "keys",
             "is missing: allowed_peers mean nothing without this engine's own key pair",
         )
+
+    @property
+    def prefill_load_s(self) -> float:
+        """How long chunks of a ``remote_prefiller`` are waited for: until it parks no longer, and
+        for its answer.
+        """
+        return self.park_deadline_s + self.lookup_deadline_s
+
+    @property
+    def longest_load_s(self) -> float:
+        """After it no consumer with these options waits for a chunk any more."""
+        return max(self.load_deadline_s, self.prefill_load_s)
 
     def placed(self, data_parallel_index: int, environment: Mapping[str, str]) -> "P2POptions":
         """The same for one engine: with an address and ports of its own."""

@@ -9,7 +9,7 @@ is still being asked - never otherwise.
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -258,25 +258,24 @@ class ServingThread:
             self._woken.clear()
             self._awaiting = True  # what comes from now on is not seen by this step for certain
             try:
-                self._take(self._all())
+                self._take_all()
                 again = self._server.step(self._clock())
                 self._awaiting = self._server.waiting
             except Exception:
                 _log.exception("p2p: a bug in kvtiers: please report the traceback")
                 again = self._clock() + 1.0
         try:
-            self._take(self._all())
+            self._take_all()
             self._server.close()
         except Exception:
             _log.exception("p2p: a bug in kvtiers: please report the traceback")
 
-    def _take(self, notes: Iterable[ToServing]) -> None:
-        for note in notes:
-            self._server.take(note, self._clock())
-
-    def _all(self) -> Iterable[ToServing]:
+    def _take_all(self) -> None:
         for _ in range(len(self._notes)):
-            yield self._notes.popleft()
+            try:
+                self._server.take(self._notes.popleft(), self._clock())
+            except Exception:  # the next one may let go of memory
+                _log.exception("p2p: a bug in kvtiers: please report the traceback")
 
     def __repr__(self) -> str:
         return f"<ServingThread {len(self._notes)} notes, {self._server!r}>"

@@ -8,7 +8,7 @@ from functools import partial
 from kvtiers.tiers.p2p.frames import GREETING, TOKEN_BYTES
 from kvtiers.tiers.p2p.loop import Loop, Timer
 from kvtiers.tiers.p2p.tcp_receiver import TcpReceiver
-from kvtiers.tiers.p2p.tcp_sender import TcpSender
+from kvtiers.tiers.p2p.tcp_sender import Patience, TcpSender
 from kvtiers.tiers.p2p.transport import Delivered, Sent
 from kvtiers.tiers.p2p.wire import ProtocolError
 
@@ -17,6 +17,8 @@ _MAX_STRANGERS = 64
 """Connections that have not shown a token yet."""
 _GREETING_DEADLINE_S = 5.0
 _BACKLOG = 128
+_PAUSE_S = 0.2
+"""Between two tries to take a connection, when there is no room for one."""
 
 
 class TcpTransport:
@@ -24,10 +26,10 @@ class TcpTransport:
 
     name = b"tcp"
 
-    def __init__(self, loop: Loop, host: str, port: int, stall_deadline_s: float) -> None:
+    def __init__(self, loop: Loop, host: str, port: int, patience: Patience) -> None:
         """Raises OSError if the address cannot be had; port 0: any."""
         self._loop = loop
-        self._stall_deadline_s = stall_deadline_s
+        self._patience = patience
         self._awaited: dict[bytes, TcpSender] = {}
         self._strangers: dict[socket.socket, tuple[Timer, bytearray]] = {}
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -41,13 +43,14 @@ class TcpTransport:
             raise
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        loop.watch(self._listener.fileno(), self._accept)
+        self._pause: Timer | None = None
+        self._listen()
 
     def send_to(self, calls: Sent) -> TcpSender:
         """A sender that waits for the one who shows its token."""
         token = secrets.token_bytes(TOKEN_BYTES)
         offer, withdraw = _OFFER.pack(self.port, token), partial(self._withdraw, token)
-        sender = TcpSender(self._loop, calls, offer, self._stall_deadline_s, withdraw)
+        sender = TcpSender(self._loop, calls, offer, self._patience, withdraw)
         self._awaited[token] = sender
         return sender
 
@@ -63,15 +66,24 @@ class TcpTransport:
 
     def close(self) -> None:
         """Stop listening."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.forget(self._listener.fileno())
         self._listener.close()
         for stranger in list(self._strangers):
             self._send_away(stranger)
 
+    def _listen(self) -> None:
+        self._loop.watch(self._listener.fileno(), self._accept)
+
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):
+            return  # it went away
+        except OSError:  # no descriptor is left: who waits will wait a little longer
+            self._loop.forget(self._listener.fileno())
+            self._pause = self._loop.at(self._loop.clock() + _PAUSE_S, self._listen)
             return
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

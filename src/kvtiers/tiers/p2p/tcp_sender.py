@@ -13,11 +13,24 @@ from kvtiers.tiers.p2p.transport import Sent
 from kvtiers.tiers.p2p.wire import ProtocolError
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a consumer is waited for, in seconds."""
+
+    stall_s: float
+    """While it takes no bytes, or does not come."""
+    longest_s: float
+    """From the time at which a chunk is to go out until it has."""
+
+
 @dataclass(slots=True, eq=False)
 class _Frame:
     transfer: int
     place: int
     view: memoryview
+    until: float
+    """When the consumer has long given it up."""
+    dropped: bool = False
 
 
 class TcpSender:
@@ -28,16 +41,20 @@ class TcpSender:
         loop: Loop,
         calls: Sent,
         offer: bytes,
-        stall_deadline_s: float,
+        patience: Patience,
         withdraw: Callable[[], None],
     ) -> None:
         """``withdraw`` makes its token worth nothing."""
         self.offer = offer
         self._loop = loop
         self._calls = calls
-        self._stall_deadline_s = stall_deadline_s
+        self._patience = patience
         self._withdraw = withdraw
         self._queue: deque[_Frame] = deque()
+        """Also of frames that were dropped, which are never the greater part."""
+        self._waiting: dict[int, dict[int, _Frame]] = {}
+        """Frames of the queue that were not dropped, by transfer and place."""
+        self._dropped = 0
         self._begun: _Frame | None = None
         self._unsent: list[memoryview] = []
         """Of the frame that was begun."""
@@ -49,8 +66,12 @@ class TcpSender:
 
     def push(self, transfer: int, chunks: Sequence[tuple[int, memoryview]]) -> None:
         """Queue them, and send what the connection takes at once."""
-        self._queue.extend(_Frame(transfer, place, view) for place, view in chunks)
-        if self._socket is not None and not self._watched:
+        until = self._loop.clock() + self._patience.longest_s
+        waiting = self._waiting.setdefault(transfer, {})
+        for place, view in chunks:
+            waiting[place] = frame = _Frame(transfer, place, view, until)
+            self._queue.append(frame)
+        if not self._watched:
             self._watch(True)
 
     def taken(self, transfer: int, places: Sequence[int]) -> None:
@@ -59,16 +80,22 @@ class TcpSender:
 
     def drop(self, transfer: int) -> None:
         """Take out what was not begun."""
-        out = [frame for frame in self._queue if frame.transfer == transfer]
-        if out:
-            self._queue = deque(f for f in self._queue if f.transfer != transfer)
-        for frame in out:
-            self._calls.sent(frame.transfer, frame.place, False)
+        out = self._waiting.pop(transfer, {})
+        for frame in out.values():
+            frame.dropped = True
+        self._dropped += len(out)
+        if self._dropped > len(self._queue) // 2:
+            self._queue = deque(frame for frame in self._queue if not frame.dropped)
+            self._dropped = 0
+        if self._watched and not (self._unsent or self._queue):
+            self._watch(False)
+        for place in out:
+            self._calls.sent(transfer, place, False)
 
     def connected(self, connection: socket.socket) -> None:
         """The consumer has shown the token."""
         self._socket = connection
-        self._watch(bool(self._queue))
+        self._listen()
 
     def close(self) -> None:
         """End the connection."""
@@ -77,35 +104,49 @@ class TcpSender:
         if self._stalled is not None:
             self._stalled.cancel()
         self._queue.clear()
+        self._waiting.clear()
+        self._dropped = 0
         self._unsent.clear()
+        self._begun = None
         if self._socket is not None:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
     def _watch(self, to_write: bool) -> None:
-        assert self._socket is not None
+        """Whether there is something to send, be there a connection or not."""
         if to_write and not self._watched:
             self._progress_at = self._loop.clock()
             self._keep_time()
         self._watched = to_write
-        writable = self._write if to_write else None
-        self._loop.watch(self._socket.fileno(), self._hear, writable)
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._socket is not None:
+            writable = self._write if self._watched else None
+            self._loop.watch(self._socket.fileno(), self._hear, writable)
 
     def _keep_time(self) -> None:
         if self._stalled is not None:
             self._stalled.cancel()
-        until = self._progress_at + self._stall_deadline_s
+        until = min(self._progress_at + self._patience.stall_s, self._oldest())
         self._stalled = self._loop.at(until, self._look_after)
 
+    def _oldest(self) -> float:
+        frame = self._begun or next((f for f in self._queue if not f.dropped), None)
+        return float("inf") if frame is None else frame.until
+
     def _look_after(self) -> None:
-        """A consumer that takes nothing may not keep our memory for ever."""
+        """A consumer that takes nothing, or little by little, may not keep our memory for ever."""
         if not self._watched:
             return
-        if self._loop.clock() < self._progress_at + self._stall_deadline_s:
-            self._keep_time()
+        now = self._loop.clock()
+        if now >= self._oldest():
+            self._break("it takes its chunks too slowly")
+        elif now >= self._progress_at + self._patience.stall_s:
+            self._break("it takes no bytes" if self._socket else "it does not come for its chunks")
         else:
-            self._break("it takes no bytes")
+            self._keep_time()
 
     def _hear(self) -> None:
         """A consumer says nothing here: what can be read is the end, or a lie."""
@@ -143,6 +184,10 @@ class TcpSender:
         """Take up the next frame whose memory is still ours."""
         while self._queue:
             frame = self._queue.popleft()
+            if frame.dropped:
+                self._dropped -= 1
+                continue
+            self._forget(frame)
             try:
                 size = frame.view.nbytes
                 header = HEADER.pack(
@@ -155,6 +200,12 @@ class TcpSender:
             self._begun = frame
             return True
         return False
+
+    def _forget(self, frame: _Frame) -> None:
+        waiting = self._waiting[frame.transfer]
+        del waiting[frame.place]
+        if not waiting:
+            del self._waiting[frame.transfer]
 
     def _advance(self, count: int) -> bool:
         """``count`` bytes went out; False if the connection takes no more for now."""
@@ -178,9 +229,11 @@ class TcpSender:
     def check(self) -> None:
         """Raise AssertionError if something waits that nobody will send."""
         assert bool(self._unsent) == (self._begun is not None), "half a frame belongs to nobody"
-        if self._socket is not None:
-            waits = bool(self._unsent or self._queue)
-            assert self._watched == waits, "frames wait, and nobody watches the connection"
+        live = sum(map(len, self._waiting.values()))
+        assert len(self._queue) == live + self._dropped, "frames that wait do not add up"
+        waits = bool(self._unsent or self._queue)
+        assert self._watched == waits or self._closed, "frames wait, and nobody watches"
 
     def __repr__(self) -> str:
-        return f"<TcpSender {len(self._queue)} frames wait{', closed' if self._closed else ''}>"
+        live = len(self._queue) - self._dropped
+        return f"<TcpSender {live} frames wait{', closed' if self._closed else ''}>"

@@ -188,13 +188,8 @@ class P2PTier:
         return True
 
     def _load_deadline_s(self, source: Source) -> float:
-        """From a producer that computes it is waited for as long as the producer parks, and for
-        its answer.
-        """
         options = self._options
-        if source.role is Role.PREFILL:
-            return options.park_deadline_s + options.lookup_deadline_s
-        return options.load_deadline_s
+        return options.prefill_load_s if source.role is Role.PREFILL else options.load_deadline_s
 
     def get_finished_jobs(self) -> list[JobOutcome | JobReleased]:
         """What ended since the last call."""

@@ -414,6 +414,33 @@ def test_asking_too_much_at_once_ends_the_session(monkeypatch):
         a.rest()
 
 
+def test_a_consumer_that_does_not_come_for_its_chunks_is_let_go():
+    """It lives, and asks; but no data connection ever comes."""
+    with engines(1, options=with_options(silence_deadline_s=60.0)) as (a,), Stranger(a) as stranger:
+        a.store(NAMES)
+        stranger.greet()
+        stranger.say(p.Fetch(1, "x", 0, tuple(NAMES)))
+        until(lambda: a.parent._pins)
+        assert isinstance(stranger.hear(), p.Goodbye)
+        until(lambda: not a.parent._pins)
+        a.rest()
+
+
+def test_a_transfer_is_cancelled_once(monkeypatch):
+    with engines(1) as (a,), Stranger(a) as stranger:
+        stranger.greet()
+        posted, post = [], a.endpoint._guests._post
+        monkeypatch.setattr(a.endpoint._guests, "_post", lambda n: (posted.append(n), post(n))[1])
+        fetch = p.Fetch(1, "x", int(p.Role.PREFILL), (NAMES[0],))
+        with a.manager.exclusive:  # the serving thread does not get on
+            for message in (fetch, p.Cancel(1), p.Cancel(1), p.Cancel(1), p.Ping(1)):
+                stranger.say(message)
+            assert stranger.hear() == p.Pong(1)
+        assert [type(note).__name__ for note in posted] == ["Demand", "Stopped"]
+        (guest,) = a.endpoint._guests._by_number.values()
+        until(lambda: not guest.transfers)
+
+
 def test_a_data_connection_needs_the_token_of_a_session_and_takes_it_once():
     with engines(1) as (a,), Stranger(a) as stranger:
         ack = stranger.greet()

@@ -6,6 +6,7 @@ import threading
 import time
 
 from kvtiers.chunks import Lookup
+from kvtiers.tiers.p2p.notes import Local
 from tests.unit.tiers.p2p.engines import Engine, engines, keys, source, until, with_options
 from tests.unit.tiers.p2p.middle import Liar, honest
 from tests.unit.tiers.p2p.test_faults import nothing
@@ -80,6 +81,24 @@ def test_a_bug_in_a_handler_does_not_end_the_io_thread(caplog):
         a.store(NAMES)
         assert b.pull(NAMES, b.request(source(a))) == [Lookup.HIT] * 4
         assert "a bug in kvtiers" in caplog.text
+
+
+def test_a_note_that_fails_does_not_take_others_with_it(caplog, monkeypatch):
+    """One of them may be the one that lets go of memory."""
+    a = Engine()
+    server, took = a.endpoint._serving._server, threading.Event()
+    take = server.take
+    monkeypatch.setattr(
+        server, "take", lambda note, now: (took.set(), 1 / 0) if note == "x" else take(note, now)
+    )
+    for note in ("x", Local("r", True), "x"):
+        a.endpoint._serving.post(note)
+    until(lambda: "r" in server._locals)
+    a.endpoint._serving.post("x")
+    a.close()
+    assert took.is_set()
+    assert caplog.text.count("a bug in kvtiers") == 3
+    assert not a.endpoint._serving._thread.is_alive()
 
 
 def test_a_parent_that_fails_does_not_end_the_serving_thread(caplog, monkeypatch):
