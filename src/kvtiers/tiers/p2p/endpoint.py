@@ -188,10 +188,11 @@ class Endpoint:
         peer = self._peers.get(name)
         if peer is None:
             if len(self._peers) >= self._options.max_peers:
-                idle = next((n for n, p in self._peers.items() if p.idle), None)
-                if idle is None:
+                unused = [n for n, p in self._peers.items() if p.unused]
+                if not unused:
                     return None
-                del self._peers[idle]
+                # Anybody can name peers that are not there: they may not keep others out.
+                del self._peers[next((n for n in unused if self._peers[n].idle), unused[0])]
             peer = self._peers[name] = Peer(*name, self._us, self._lines, self._post)
         self._peers.move_to_end(name)
         return peer

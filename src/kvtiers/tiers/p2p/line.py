@@ -145,8 +145,25 @@ class Lines:
         heard: Callable[[bytes], None],
         broken: Callable[[str], None],
     ) -> Line:
-        """Begin to connect. Whatever comes of it is told."""
-        socket = self.context.socket(zmq.DEALER)
+        """Begin to connect. Whatever comes of it is told. Raises OSError, with nothing left."""
+        try:
+            socket = self.context.socket(zmq.DEALER)
+        except zmq.ZMQError as e:
+            raise OSError(e.errno, str(e)) from e
+        try:
+            self._prepare(socket, host, port)
+            line = Line(self.loop, socket, heard, broken)
+        except zmq.ZMQError as e:
+            socket.close(0)
+            raise OSError(e.errno, str(e)) from e
+        try:
+            socket.connect(at(address, port))
+        except zmq.ZMQError as e:
+            line.close()
+            raise OSError(e.errno, str(e)) from e
+        return line
+
+    def _prepare(self, socket: "zmq.Socket[bytes]", host: str, port: int) -> None:
         bounded(socket)
         if self.security is not None:
             key = self.security.key_of(host, port)
@@ -154,6 +171,3 @@ class Lines:
             socket.curve_serverkey = key
             socket.curve_publickey = self.security.own.public
             socket.curve_secretkey = self.security.own.secret
-        line = Line(self.loop, socket, heard, broken)
-        socket.connect(at(address, port))
-        return line

@@ -6,6 +6,7 @@ here; anything else raises ProtocolError, and whoever called ends the session.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 
 from kvtiers.chunks import Key
@@ -58,6 +59,13 @@ class _Transfer:
     """Places that were said to be ready, and are being read or were."""
 
 
+class Awaited(Enum):
+    """What a peer can be late with. One does not make up for the other."""
+
+    ANSWERS = "lookups were not answered in time"
+    CHUNKS = "chunks did not come in time"
+
+
 @dataclass(frozen=True, slots=True)
 class Voices:
     """Who is told of what."""
@@ -66,10 +74,10 @@ class Voices:
     """The peer."""
     post: Callable[[ToTier], None]
     """The tier."""
-    well: Callable[[], None]
-    """The session: it answered in time."""
-    late: Callable[[str], None]
-    """The session: it did not, and in what."""
+    well: Callable[[Awaited], None]
+    """The session: what was awaited came in time."""
+    late: Callable[[Awaited], None]
+    """The session: it did not."""
     forged: Callable[[str], None]
     """The session: the peer broke its word."""
 
@@ -153,6 +161,8 @@ class Outstanding:
             self._refused(message)
         elif isinstance(message, protocol.ChunkReady):
             self._can_be_read(message)
+        elif isinstance(message, protocol.Pong) and message.number > self._numbers:
+            raise ProtocolError("it answers what was not asked")
 
     def _can_be_read(self, message: protocol.ChunkReady) -> None:
         transfer = self._transfers.get(message.transfer)
@@ -175,7 +185,7 @@ class Outstanding:
         places = {place for place, _ in answer.verdicts}
         if not places <= question.left:
             raise ProtocolError("it answers what was not asked, or twice")
-        self._voices.well()
+        self._voices.well(Awaited.ANSWERS)
         question.left -= places
         found = {question.keys[p]: verdict != Verdict.ABSENT for p, verdict in answer.verdicts}
         if not question.left:
@@ -187,7 +197,7 @@ class Outstanding:
         question = self._questions.pop(number)
         absent = {question.keys[place]: False for place in question.left}
         self._voices.post(Answered(question.ask.number, absent))
-        self._voices.late("lookups were not answered in time")
+        self._voices.late(Awaited.ANSWERS)
 
     def arrived(self, number: int, place: int, whole: bool) -> None:
         """The transport brought a chunk."""
@@ -221,7 +231,7 @@ class Outstanding:
 
     def _overdue(self, number: int) -> None:
         self._stop(number, self._transfers[number], _LATE)
-        self._voices.late("chunks did not come in time")
+        self._voices.late(Awaited.CHUNKS)
 
     def _stop(self, number: int, transfer: _Transfer, why: Failure) -> None:
         assert self.receiver is not None
@@ -248,7 +258,7 @@ class Outstanding:
             self._voices.post(Released(transfer.load.job))
             return
         if turn is Turn.ALL:
-            self._voices.well()
+            self._voices.well(Awaited.CHUNKS)
         self._voices.post(
             Loaded(
                 transfer.load.job,

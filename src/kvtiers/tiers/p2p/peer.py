@@ -6,7 +6,7 @@ asked; the rest ends the session, and the peer is left alone for a while.
 
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
@@ -17,7 +17,7 @@ from kvtiers.tiers.p2p import protocol
 from kvtiers.tiers.p2p.line import Line, Lines
 from kvtiers.tiers.p2p.loop import Timer
 from kvtiers.tiers.p2p.notes import Answered, Ask, Failure, Load, Loaded, Over, ToTier
-from kvtiers.tiers.p2p.outstanding import Outstanding, Voices
+from kvtiers.tiers.p2p.outstanding import Awaited, Outstanding, Voices
 from kvtiers.tiers.p2p.protocol import Code, Message
 from kvtiers.tiers.p2p.session import CONSUMER, Act, Asking, Course, Heard, Patience, Watch
 from kvtiers.tiers.p2p.transport import Delivered
@@ -45,9 +45,9 @@ class Peer:
             options.ping_interval_s,
             options.idle_deadline_s,
         )
-        self._strikes = 0
-        """Answers in a row that came too late."""
-        self._waiting: deque[Ask | Load] = deque()
+        self._strikes: Counter[Awaited] = Counter()
+        """What came too late, each in a row of its own."""
+        self._waiting: deque[Ask | Load | Over] = deque()
         """What is sent when the session opens."""
         forged = partial(self._on, Heard.FORGED)
         voices = Voices(self._say, post, self._fared_well, self._struck, forged)
@@ -86,12 +86,18 @@ class Peer:
             self._requests.discard(request)
             self._outstanding.over(over.source)
             self._say(protocol.Finished(request))
+        elif any(wanted.source == over.source for wanted in self._waiting):
+            self._waiting.append(over)
 
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost if it were forgotten."""
-        unused = self._course is None and self._outstanding.empty
-        return unused and not self._breaker.is_out(self._us.loop.clock())
+        return self.unused and not self._breaker.is_out(self._us.loop.clock())
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing is known of it but how it failed."""
+        return self._course is None and self._outstanding.empty
 
     def stop(self) -> None:
         """End the session with grace."""
@@ -114,10 +120,10 @@ class Peer:
             self._waiting.append(wanted)
         return False
 
-    def _fail(self, wanted: Ask | Load, why: Failure) -> None:
+    def _fail(self, wanted: Ask | Load | Over, why: Failure) -> None:
         if isinstance(wanted, Ask):
             self._post(Answered(wanted.number, dict.fromkeys(wanted.keys, False)))
-        else:
+        elif isinstance(wanted, Load):
             self._post(Loaded(wanted.job, (), dict.fromkeys(wanted.keys, why), 0))
 
     # -- the session -----------------------------------------------------------------------------
@@ -161,9 +167,12 @@ class Peer:
 
     def _greet(self) -> None:
         self._nonce = secrets.token_bytes(protocol.TOKEN_BYTES)
-        self._line = self._lines.dial(
-            self._address, self.host, self.port, self._heard, partial(self._on, Heard.BROKEN)
-        )
+        broken = partial(self._on, Heard.BROKEN)
+        try:
+            self._line = self._lines.dial(self._address, self.host, self.port, self._heard, broken)
+        except OSError as e:
+            broken(f"no connection can be made: {e}")
+            return
         who = self._us.identity
         hello = protocol.Hello(
             who.namespace,
@@ -289,7 +298,7 @@ class Peer:
             self._line.close()
         if self._watch_timer is not None:
             self._watch_timer.cancel()
-        self._strikes = 0
+        self._strikes.clear()
         self._reset_session()
         waiting, self._waiting = self._waiting, deque()
         self._outstanding.lost(why)
@@ -300,8 +309,11 @@ class Peer:
         if self._line is not None and self._token:
             self._line.send(protocol.encode(message, self._token))
 
-    def _send(self, wanted: Ask | Load) -> None:
+    def _send(self, wanted: Ask | Load | Over) -> None:
         assert self._watch is not None
+        if isinstance(wanted, Over):
+            self.over(wanted)
+            return
         self._requests.add(wanted.source.request)
         self._watch.used(self._us.loop.clock())
         if isinstance(wanted, Ask):
@@ -312,14 +324,15 @@ class Peer:
     def _taken(self, number: int, places: Sequence[int]) -> None:
         self._say(protocol.Taken(number, tuple((place,) for place in places)))
 
-    def _fared_well(self) -> None:
-        self._strikes = 0
-        self._breaker.succeeded()
+    def _fared_well(self, with_: Awaited) -> None:
+        del self._strikes[with_]
+        if not self._strikes:  # who answers and brings nothing has proved nothing
+            self._breaker.succeeded()
 
-    def _struck(self, why: str) -> None:
-        self._strikes += 1
-        if self._strikes >= self._us.options.breaker_failures:
-            self._on(Heard.LATE, why)
+    def _struck(self, with_: Awaited) -> None:
+        self._strikes[with_] += 1
+        if self._strikes[with_] >= self._us.options.breaker_failures:
+            self._on(Heard.LATE, with_.value)
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""

@@ -327,8 +327,8 @@ def refusal_of(hello: Hello, namespace: str, layout: ChunkLayout, version: int) 
     if hello.namespace != namespace:
         return Refuse(
             Code.NAMESPACE,
-            f"your namespace is {hello.namespace}, mine is {namespace}: it is another model, or "
-            "other settings that change the bytes",
+            f"your namespace is {shown(hello.namespace)}, mine is {namespace}: it is another "
+            "model, or other settings that change the bytes",
         )
     if hello.groups != groups_of(layout):
         return Refuse(

@@ -419,3 +419,58 @@ def test_an_engine_that_stops_says_goodbye(session):
     assert isinstance(session.line.said[-1], p.Goodbye)
     assert session.line.closed
     assert [note.job for note in session.take()] == [job]
+
+
+def test_who_answers_and_brings_nothing_is_left_alone_after_some_times(session):
+    """An answer does not make up for chunks that did not come."""
+    for n in range(3):
+        assert not session.line.closed
+        session.ask()
+        question = session.said(p.LookUp)[-1].question
+        session.hear(p.LookUpAnswer(question, ((0, 1), (1, 1))))
+        session.take()
+        session.load()
+        for _ in range(11):
+            session.time.go(2.0)
+            if not session.line.closed:
+                session.hear(p.Pong(1))
+        assert [type(note) for note in session.take()] == [Loaded], n
+    assert session.line.closed
+    assert session.peer._breaker.state is State.OPEN
+
+
+def test_chunks_that_come_make_up_for_others_that_did_not(session):
+    for _ in range(4):
+        session.load((A,))
+        late(session)
+        session.load((A,))
+        fetch = session.said(p.Fetch)[-1]
+        session.writer.calls.arrived(fetch.transfer, 0, True)
+        assert session.take()[0].done == (A,)
+    assert not session.line.closed
+
+
+def test_a_sign_of_life_that_nobody_asked_for_ends_the_session(session):
+    session.hear(p.Pong(10**9))
+    assert session.line.closed
+
+
+def test_a_request_that_ended_before_the_session_opened_is_not_kept(bench):
+    bench.ask(source=WAIT)
+    bench.load(source=WAIT)
+    bench.peer.over(Over(WAIT))
+    bench.open()
+    assert bench.said(p.Finished) == [p.Finished("r")]
+    assert bench.said(p.Cancel) == [p.Cancel(bench.said(p.Fetch)[0].transfer)]
+    assert not bench.peer._requests
+
+
+def test_a_connection_that_cannot_even_be_begun_is_a_miss(bench, monkeypatch):
+    def dial(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(bench.lines, "dial", dial)
+    number = bench.ask()
+    bench.named()
+    assert bench.take() == [Answered(number, {A: False, B: False})]
+    assert bench.peer._breaker.state is State.OPEN

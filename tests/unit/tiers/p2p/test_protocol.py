@@ -107,6 +107,14 @@ def test_who_does_not_fit_is_refused_in_plain_words(namespace, groups, version, 
     assert words in (refusal.words if refusal else "")
 
 
+def test_a_refusal_says_what_a_peer_says_in_one_line():
+    """It goes into our log, too."""
+    hello = p.Hello("x\nanother line\x1b[31m" + "n" * 999, p.groups_of(LAYOUT), "x", (b"tcp",))
+    refusal = p.refusal_of(hello, "n", LAYOUT, p.VERSION)
+    assert refusal.words.isprintable()
+    assert p.parse(p.encode(refusal, TOKEN)).message == refusal
+
+
 def test_keys_of_chunks_that_the_model_cannot_have_are_refused():
     good = p.LookUp(1, "r", 0, (make_key(b"d", 0), make_key(b"d", 1)))
     assert p.keys_of(good, LAYOUT) == good.keys

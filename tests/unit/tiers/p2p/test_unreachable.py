@@ -136,6 +136,17 @@ def test_more_peers_than_may_be_asked_is_a_miss(silent):
         engine.rest()
 
 
+def test_peers_that_are_left_alone_do_not_keep_others_out(dead):
+    """Anybody who sends requests can name some that are not there."""
+    options = with_options(max_peers=3, breaker_cooldown_s=30.0)
+    with engines(options=options) as (a, b):
+        a.store(keys(4))
+        for n in range(2, 8):
+            assert pulled(b, named(f"127.0.0.{n}", dead))[0] == MISSES
+        assert pulled(b, source(a))[0] == [Lookup.HIT] * 4
+        b.rest()
+
+
 def test_a_peer_that_went_away_while_nobody_asked_is_asked_anew():
     with engines(1) as (b,):
         a = Engine()
