@@ -87,7 +87,9 @@ class Engine:
             sink=lambda event: None,
         )
         most = self.manager.capacity
-        parent = ManagerParent(self.manager, size.layout, self.view, time.monotonic, most)
+        parent = ManagerParent(
+            self.manager, size.layout, self.view, time.monotonic, time.sleep, most
+        )
         self.tier.serve(parent)
 
     def view(self, slot: int, nbytes: int, writable: bool) -> memoryview:

@@ -79,7 +79,8 @@ def _manager(**parts: Any) -> tuple[TieringManager, ServesPeers | None]:
         return TieringManager(**parts), None
     manager = ExclusiveManager(lock=threading.RLock(), **parts)
     max_pinned = max(1, int(manager.capacity * peers.max_pinned_fraction))
-    peers.serve(ManagerParent(manager, parts["layout"], parts["view"], time.monotonic, max_pinned))
+    layout, view = parts["layout"], parts["view"]
+    peers.serve(ManagerParent(manager, layout, view, time.monotonic, time.sleep, max_pinned))
     return manager, peers
 
 

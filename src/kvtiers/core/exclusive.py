@@ -7,10 +7,11 @@ millisecond.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from kvtiers.chunks import Key
 from kvtiers.core.manager import TieringManager
 from kvtiers.host.parts import HostUse
 
@@ -92,6 +93,10 @@ class ExclusiveManager(TieringManager):
         """What host memory is doing now."""
         with self.exclusive:
             return super().use
+
+    def seem_resident(self, keys: Sequence[Key]) -> bool:
+        """Whether any of ``keys`` was in host memory a moment ago. Takes no lock."""
+        return bool(super().resident(keys))
 
     def tell_if_changed(self, epoch: int) -> None:
         """Call the listeners unless nothing happened since ``room_epoch`` was ``epoch``."""

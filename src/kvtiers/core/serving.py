@@ -7,6 +7,7 @@ as if it went to an accelerator.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,7 +19,48 @@ from kvtiers.tiers.p2p.parent import Pin
 from kvtiers.tiers.views import ChunkViews
 
 _KEYS_AT_ONCE = 128
-"""Asked under one hold of the lock: the scheduler waits for no more."""
+"""Asked, or pinned, under one hold of the lock: the scheduler waits for no more."""
+_IN_A_ROW_S = 0.0005
+_PAUSE_S = 0.0001
+
+
+class Turns:
+    """A lock that is left alone for a moment now and then, for those who wait for it.
+
+    A lock of Python's is not fair: who releases it and takes it again at once has it again before
+    anybody who waits has woken up.
+    """
+
+    def __init__(
+        self,
+        lock: AbstractContextManager[object],
+        clock: Callable[[], float],
+        pause: Callable[[float], None],
+    ) -> None:
+        self._lock = lock
+        self._clock = clock
+        self._pause = pause
+        self._began = self._released = clock()
+
+    def __enter__(self) -> None:
+        now = self._clock()
+        if now - self._released >= _PAUSE_S:
+            self._began = now
+        elif now - self._began >= _IN_A_ROW_S:
+            self._pause(_PAUSE_S)
+            self._began = self._clock()
+        self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(None, None, None)
+        self._released = self._clock()
+
+    def check(self) -> None:
+        """Raise AssertionError if it was not released. Caller guarantees: it is at rest."""
+        assert self._began <= self._released, "the lock was taken, and not released"
+
+    def __repr__(self) -> str:
+        return f"<Turns of {self._lock!r}>"
 
 
 @dataclass(slots=True, eq=False)
@@ -33,19 +75,26 @@ class ManagerPin:
 class ManagerParent:
     """Asks and pins in the name of peers."""
 
+    max_keys = _KEYS_AT_ONCE
+
     def __init__(
         self,
         manager: ExclusiveManager,
         layout: ChunkLayout,
         view: Callable[[int, int, bool], memoryview],
         clock: Callable[[], float],
+        pause: Callable[[float], None],
         max_pinned: int,
     ) -> None:
-        """At most ``max_pinned`` chunks are kept at a time; ``view`` is that of the manager."""
+        """At most ``max_pinned`` chunks are kept at a time; ``view`` is that of the manager.
+
+        ``pause`` lets the calling thread wait, in seconds.
+        """
         self._manager = manager
         self._layout = layout
         self._view = view
         self._clock = clock
+        self._turn = Turns(manager.exclusive, clock, pause)
         self._max_pinned = max_pinned
         self._asking: dict[str, Request] = {}
         self._pins: set[ManagerPin] = set()
@@ -61,7 +110,7 @@ class ManagerParent:
         """The verdict on each; while the tiers are waited for, RETRY."""
         verdicts: list[Lookup] = []
         for start in range(0, len(keys), _KEYS_AT_ONCE):
-            with self._manager.exclusive:
+            with self._turn:
                 if self._manager.resting:
                     break
                 asking = self._asking.get(request)
@@ -75,11 +124,17 @@ class ManagerParent:
         """Nothing more is asked for ``request``."""
         asking = self._asking.pop(request, None)
         if asking is not None:
-            self._manager.on_request_finished(asking)
+            with self._turn:
+                self._manager.on_request_finished(asking)
 
     def pin(self, keys: Sequence[Key]) -> Pin | None:
-        """Keep those that are in host memory, as far as there is room."""
-        with self._manager.exclusive:
+        """Keep those that are in host memory, as far as there is room.
+
+        Caller guarantees: there are no more than ``max_keys``.
+        """
+        if not self._manager.seem_resident(keys):
+            return None
+        with self._turn:
             there = self._with_room(self._manager.resident(keys))
             if not there or self._manager.resting:
                 return None
@@ -106,13 +161,13 @@ class ManagerParent:
         self._pinned.subtract(ours.keys)
         self._pinned = +self._pinned
         ours.views.release_all()
-        with self._manager.exclusive:
+        with self._turn:
             self._manager.complete_load(ours.request)
             self._manager.on_request_finished(ours.request)
 
     def advance(self) -> None:
         """A step of the core's, as the engine makes them when it is not idle."""
-        with self._manager.exclusive:
+        with self._turn:
             if not self._manager.resting:
                 self._manager.end_step(self._clock())
 
@@ -131,6 +186,7 @@ class ManagerParent:
 
     def check(self) -> None:
         """Raise AssertionError if pins do not add up."""
+        self._turn.check()
         pinned = Counter(key for pin in self._pins for key in pin.keys)
         assert self._pinned == pinned, "pins do not add up"
         assert len(pinned) <= self._max_pinned, "more is pinned than may be"

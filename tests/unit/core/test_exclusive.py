@@ -8,7 +8,7 @@ import pytest
 from kvtiers.chunks import PAGE_BYTES, ChunkLayout, Lookup
 from kvtiers.core.exclusive import ExclusiveManager
 from kvtiers.core.manager import TieringManager
-from kvtiers.core.serving import ManagerParent
+from kvtiers.core.serving import ManagerParent, Turns
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
 from tests.unit.core.core_harness import GROUPS, ScriptedTier, World, key, keys
@@ -35,6 +35,7 @@ class Pair(World):
 
     def __init__(self, slots: int = 8, tiers=(), max_pinned: int = 4, lock=None) -> None:
         super().__init__(slots, tiers)
+        self.paused: list[float] = []
         self.lock = lock or Lock()
         self.index = HostIndex(slots, load_policy("lru", capacity=slots))
         self.manager = ExclusiveManager(
@@ -45,7 +46,9 @@ class Pair(World):
             tiers=tiers,
             sink=self.events.append,
         )
-        self.parent = ManagerParent(self.manager, LAYOUT, self._view, lambda: self.now, max_pinned)
+        self.parent = ManagerParent(
+            self.manager, LAYOUT, self._view, lambda: self.now, self.paused.append, max_pinned
+        )
         self.heard: list[str] = []
         self.parent.listen(lambda: self.heard.append("changed"))
         self.manager.poll(self.now)
@@ -209,3 +212,59 @@ def test_a_reset_kills_pins_and_their_end_is_harmless():
     world.parent.release(pin)
     world.step()
     assert world.index.free == 8
+
+
+# -- who waits for the lock gets it ---------------------------------------------------------------
+
+
+class Watch:
+    """A clock that goes on by ``step`` each time it is read, and while somebody pauses."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+        self.paused = 0
+
+    def read(self) -> float:
+        self.now += self.step
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+        self.paused += 1
+
+
+def test_who_takes_the_lock_again_and_again_leaves_it_alone_now_and_then():
+    """A lock is not fair: a scheduler was seen to wait for it for more than a second."""
+    watch = Watch(0.00004)
+    world = Pair()
+    turn = Turns(world.lock, watch.read, watch.pause)
+    for _ in range(100):
+        with turn:
+            assert world.lock.depth == 1
+    assert world.lock.depth == 0
+    busy = 100 * 2 * watch.step
+    assert busy / 0.0007 < watch.paused < busy / 0.0005
+
+
+def test_who_takes_it_seldom_does_not_wait():
+    watch = Watch(0.0)
+    turn = Turns(Lock(), watch.read, watch.pause)
+    for _ in range(100):
+        with turn:
+            watch.now += 0.0001
+        watch.now += 0.0002
+    assert watch.paused == 0
+
+
+def test_the_lock_is_left_alone_when_a_call_fails():
+    world = Pair()
+    with pytest.raises(ZeroDivisionError), Turns(world.lock, lambda: 0.0, print):
+        1 / 0  # noqa: B018
+    assert world.lock.depth == 0
+
+
+def test_what_is_not_there_is_seen_without_the_lock():
+    world = Pair()
+    taken = world.lock.taken
+    assert world.parent.pin(keys("a")) is None
+    assert world.lock.taken == taken

@@ -26,6 +26,9 @@ class Pin(Protocol):
 class Parent(Protocol):
     """An engine's chunks, for others."""
 
+    max_keys: int
+    """How many chunks ``pin`` takes at once."""
+
     @property
     def room(self) -> int:
         """How many chunks more can be pinned now, of those that are not."""
@@ -40,7 +43,10 @@ class Parent(Protocol):
         """Nothing more is asked for ``request``. Unknown ones are fine."""
 
     def pin(self, keys: Sequence[Key]) -> Pin | None:
-        """Keep those that are in host memory, as far as there is room; None if none is."""
+        """Keep those that are in host memory, as far as there is room; None if none is.
+
+        Caller guarantees: there are no more than ``max_keys``.
+        """
 
     def release(self, pin: Pin) -> None:
         """Let go. Caller guarantees: nobody reads its views any more. Once for each pin."""

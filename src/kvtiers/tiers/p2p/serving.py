@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -36,6 +36,8 @@ _log = logging.getLogger("kvtiers")
 _POLL_S = 0.002
 _MAX_LOCALS = 4096
 """``remote_decoder`` requests that are remembered, the oldest first to go."""
+_MAX_REQUESTS = 4096
+"""Of one consumer, for which chunks are wanted or kept at once; for those beyond there are none."""
 _SHARE = 0.75
 """Of a consumer's deadline: so that it gets an answer, if it has ours, and not silence."""
 _NEVER = float("inf")
@@ -58,7 +60,9 @@ class Speaker(Protocol):
 class _Open:
     """What one session wants, by request."""
 
-    wants: dict[str, Wants]
+    wants: dict[str, Wants] = field(default_factory=dict)
+    transfers: dict[int, Wants] = field(default_factory=dict)
+    """Whose each transfer is that is not done."""
 
 
 class Server:
@@ -77,20 +81,35 @@ class Server:
         if isinstance(note, Local):
             self._local(note)
         elif isinstance(note, Query):
-            wants = self._wants(note.session, note.request, note.role, now)
-            wants.ask(note.question, note.keys, now + _SHARE * self._options.lookup_deadline_s)
+            self._query(note, now)
         elif isinstance(note, Demand):
-            wants = self._wants(note.session, note.request, note.role, now)
-            parks = note.role is Role.PREFILL
-            options = self._options
-            wait_s = options.park_deadline_s if parks else _SHARE * options.load_deadline_s
-            wants.fetch(note.transfer, note.keys, now + wait_s)
+            self._demand(note, now)
         elif isinstance(note, Gone):
             for name, wants in self._take_session(note.session).items():
                 self._parent.end(_asker(note.session, name))
                 wants.end()
         else:
             self._about_one(note, now)
+
+    def _query(self, note: Query, now: float) -> None:
+        wants = self._wants(note.session, note.request, note.role, now)
+        if wants is None:
+            absent = dict.fromkeys(range(len(note.keys)), Verdict.ABSENT)
+            self._speaker.answer(note.session, note.question, absent, True)
+            return
+        wants.ask(note.question, note.keys, now + _SHARE * self._options.lookup_deadline_s)
+
+    def _demand(self, note: Demand, now: float) -> None:
+        wants = self._wants(note.session, note.request, note.role, now)
+        if wants is None:
+            busy = dict.fromkeys(range(len(note.keys)), Code.BUSY)
+            self._speaker.done(note.session, note.transfer, busy)
+            return
+        options = self._options
+        parks = note.role is Role.PREFILL
+        wait_s = options.park_deadline_s if parks else _SHARE * options.load_deadline_s
+        self._sessions[note.session].transfers[note.transfer] = wants
+        wants.fetch(note.transfer, note.keys, now + wait_s)
 
     def _about_one(self, note: Sent | Stopped | Finished, now: float) -> None:
         session = self._sessions.get(note.session)
@@ -99,13 +118,15 @@ class Server:
         if isinstance(note, Finished):
             wants = session.wants.get(note.request)
             if wants is not None:
-                wants.until = now
-        elif isinstance(note, Sent):
-            for wants in session.wants.values():
-                wants.sent(note.transfer, note.places)
+                wants.keep(until=now)
+            return
+        wants = session.transfers.get(note.transfer)
+        if wants is None:
+            return
+        if isinstance(note, Sent):
+            wants.sent(note.transfer, note.places)
         else:
-            for wants in session.wants.values():
-                wants.stop(note.transfer)
+            wants.stop(note.transfer)
 
     def _local(self, note: Local) -> None:
         self._locals[note.request] = note.begins
@@ -126,13 +147,17 @@ class Server:
         asked = False
         for number, session in self._sessions.items():
             for name, wants in list(session.wants.items()):
+                if not wants.stages and now < wants.due:
+                    again = min(again, wants.due)
+                    continue
                 wants.expire(now)
                 asked |= self._go_on(number, name, wants)
                 if wants.over:
                     self._parent.end(_asker(number, name))
                     del session.wants[name]
                 else:
-                    again = min(again, wants.next())
+                    wants.due = wants.next()
+                    again = min(again, wants.due)
         if asked:
             self._parent.advance()
             again = min(again, now + _POLL_S)
@@ -156,17 +181,22 @@ class Server:
         return bool(_at(wants, Stage.UNKNOWN, Stage.COMING))
 
     def _pin(self, wants: Wants, keys: Sequence[Key]) -> None:
-        pin = self._parent.pin(keys) if keys else None
-        if pin is not None:
-            wants.pinned(pin)
+        most = self._parent.max_keys
+        for start in range(0, len(keys), most):
+            pin = self._parent.pin(keys[start : start + most])
+            if pin is not None:
+                wants.pinned(pin)
 
-    def _wants(self, session: int, name: str, role: Role, now: float) -> Wants:
-        known = self._sessions.setdefault(session, _Open({})).wants
+    def _wants(self, session: int, name: str, role: Role, now: float) -> Wants | None:
+        """What a consumer wants for a request; None: it wants too much at once."""
+        known = self._sessions.setdefault(session, _Open()).wants
         wants = known.get(name)
         if wants is None:
+            if len(known) >= _MAX_REQUESTS:
+                return None
             wants = known[name] = Wants(role, self._outputs(session))
         wants.role = role
-        wants.until = now + self._options.hold_deadline_s
+        wants.keep(until=now + self._options.hold_deadline_s)
         return wants
 
     def _outputs(self, session: int) -> Outputs:
@@ -174,9 +204,13 @@ class Server:
         return Outputs(
             partial(speaker.answer, session),
             partial(speaker.push, session),
-            partial(speaker.done, session),
+            partial(self._done, session),
             self._parent.release,
         )
+
+    def _done(self, session: int, transfer: int, failed: dict[int, Code]) -> None:
+        self._sessions[session].transfers.pop(transfer, None)
+        self._speaker.done(session, transfer, failed)
 
     def _take_session(self, session: int) -> dict[str, Wants]:
         found = self._sessions.pop(session, None)
@@ -198,6 +232,9 @@ class Server:
         """Raise AssertionError naming the broken invariant."""
         assert len(self._locals) <= _MAX_LOCALS, "more requests are remembered than may be"
         for session in self._sessions.values():
+            assert len(session.wants) <= _MAX_REQUESTS, "more is wanted at once than may be"
+            transfers = sum(wants.transfers for wants in session.wants.values())
+            assert len(session.transfers) == transfers, "transfers do not add up"
             for wants in session.wants.values():
                 wants.check()
 

@@ -62,7 +62,9 @@ class Wants:
         self.role = role
         self.stages: dict[Key, Stage] = {}
         """Of chunks that somebody waits for."""
-        self.until = 0.0
+        self.due = 0.0
+        """When it is to be looked after, unless a chunk is waited for: then always."""
+        self._until = 0.0
         """How long pinned chunks that nobody fetched are kept."""
         self._outputs = outputs
         self._questions: dict[int, dict[Key, int]] = {}
@@ -74,6 +76,11 @@ class Wants:
         """How many transfers read a chunk that is held."""
 
     # -- what is wanted --------------------------------------------------------------------------
+
+    def keep(self, until: float) -> None:
+        """Keep what is pinned until then, though nobody fetches it."""
+        self._until = until
+        self.due = 0.0
 
     def ask(self, question: int, keys: Iterable[Key], deadline: float) -> None:
         """Verdicts on these are wanted by then."""
@@ -99,6 +106,7 @@ class Wants:
 
     def stop(self, transfer: int) -> None:
         """Nothing more of it is to be brought."""
+        self.due = 0.0
         outgoing = self._transfers.get(transfer)
         if outgoing is not None:
             outgoing.places.clear()
@@ -108,6 +116,7 @@ class Wants:
 
     def sent(self, transfer: int, places: Iterable[int]) -> None:
         """These chunks of it are read no more."""
+        self.due = 0.0
         outgoing = self._transfers.get(transfer)
         if outgoing is None:
             return
@@ -174,7 +183,7 @@ class Wants:
                 outgoing.failed.update(late)
                 outgoing.places.clear()
                 self._end_if_done(transfer)
-        if now >= self.until and not self._transfers:
+        if now >= self._until and not self._transfers:
             self._let_go(list(self._held))
         self._forget_unwanted()
 
@@ -195,16 +204,16 @@ class Wants:
         return not (self._questions or self._transfers or self._held or self.stages)
 
     @property
-    def reading(self) -> bool:
-        """Whether some of its chunks are being sent."""
-        return any(outgoing.reading for outgoing in self._transfers.values())
+    def transfers(self) -> int:
+        """How many are not done."""
+        return len(self._transfers)
 
     def next(self) -> float:
         """When something expires."""
         times = [*self._question_deadlines.values()]
         times += [o.deadline for o in self._transfers.values() if o.places]
         if self._held and not self._transfers:
-            times.append(self.until)
+            times.append(self._until)
         return min(times, default=float("inf"))
 
     # -- inside ----------------------------------------------------------------------------------

@@ -91,7 +91,9 @@ class Engine:
             options=ManagerOptions(promote=PromoteOptions(lookup_deadline_s=30.0)),
         )
         share = max(1, int(self.manager.capacity * options.max_pinned_fraction))
-        self.parent = ManagerParent(self.manager, layout, self.view, time.monotonic, share)
+        self.parent = ManagerParent(
+            self.manager, layout, self.view, time.monotonic, time.sleep, share
+        )
         self.tier.serve(self.parent)
         self._requests = 0
 

@@ -11,6 +11,7 @@ from kvtiers.tiers.p2p.notes import Demand, Finished, Gone, Local, Query, Sent, 
 from kvtiers.tiers.p2p.options import P2POptions
 from kvtiers.tiers.p2p.protocol import Code, Role, Verdict
 from kvtiers.tiers.p2p.serving import Server
+from kvtiers.tiers.p2p.wants import Wants
 from kvtiers.tiers.views import ChunkViews
 from tests.unit.tiers.p2p.engines import keys
 
@@ -34,6 +35,7 @@ class Parent:
         self.resident: set = set()
         self.verdicts: dict = {}
         self.most = 100
+        self.max_keys = 3
         self.pins: list[Pin] = []
         self.asking: set[str] = set()
         self.advanced = 0
@@ -53,6 +55,7 @@ class Parent:
         self.asking.discard(request)
 
     def pin(self, names):
+        assert len(names) <= self.max_keys
         there = [name for name in names if name in self.resident][: self.room]
         if not there:
             return None
@@ -279,6 +282,41 @@ def test_two_fetches_of_a_chunk_read_it_both(bench):
     bench.sent(1)
     assert bench.parent.pins
     bench.sent(2)
+    bench.must_be_free()
+
+
+def test_a_consumer_that_wants_chunks_for_too_many_requests_has_none_for_the_rest(
+    bench, monkeypatch
+):
+    """Each has a request of the core, and one chunk may be pinned for all of them."""
+    monkeypatch.setattr("kvtiers.tiers.p2p.serving._MAX_REQUESTS", 2)
+    bench.parent.resident = {A}
+    for number in range(1, 4):
+        bench.take(Query(1, number, f"r{number}", Role.SOURCE, (A,)))
+    assert bench.answers == {
+        1: {0: Verdict.PRESENT},
+        2: {0: Verdict.PRESENT},
+        3: {0: Verdict.ABSENT},
+    }
+    bench.take(Demand(1, 1, "r4", Role.SOURCE, (A, B)))
+    assert bench.ended == {1: {0: Code.BUSY, 1: Code.BUSY}}
+    bench.take(Query(2, 4, "r1", Role.SOURCE, (A,)))  # another consumer's
+    assert bench.answers[4] == {0: Verdict.PRESENT}
+    bench.take(seconds=31.0)
+    bench.must_be_free()
+
+
+def test_what_only_waits_for_its_time_is_not_looked_at(bench, monkeypatch):
+    """Else thousands of requests for which something is kept would cost each step."""
+    bench.parent.resident = {A}
+    for number in range(50):
+        bench.take(Query(1, number, f"r{number}", Role.SOURCE, (A,)))
+    looked, expire = [], Wants.expire
+    monkeypatch.setattr(Wants, "expire", lambda w, now: (looked.append(w), expire(w, now)))
+    again = bench.take(Finished(1, "r7"))
+    assert len(looked) == 1
+    assert again == bench.now + OPTIONS.hold_deadline_s
+    bench.take(seconds=31.0)
     bench.must_be_free()
 
 
