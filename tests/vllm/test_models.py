@@ -8,7 +8,15 @@ import pytest
 
 from kvtiers.chunks import key_group
 from kvtiers.tiers.fs.names import chunk_key
-from tests.vllm.offloading import CHUNK_BYTES, disk, files_of, manager_of, offload, settle
+from tests.vllm.offloading import (
+    CHUNK_BYTES,
+    disk,
+    files_of,
+    manager_of,
+    offload,
+    scheduler_of,
+    settle,
+)
 from tests.vllm.serving import serving
 
 pytestmark = pytest.mark.timeout(120)
@@ -78,6 +86,20 @@ def test_what_lies_behind_a_hole_in_a_window_stays_on_disk(engine, prompt, tmp_p
     with engine("gemma3", kv_transfer_config=config) as e:
         hits(e, asked, 640)
         assert read_from_disk(e) == (640 // 128 + 2 * 2) * chunk_bytes
+
+
+def test_a_state_ends_where_its_name_says_though_vllm_forgot_how_long_blocks_are(engine, prompt):
+    """The server of vLLM 0.32 for CPUs does, after its start. Cut at 1920 and 2176, the prompt
+    would leave the state of token 1920 under the name of token 2048.
+    """
+    asked = [prompt(2200)]
+    config = offload()
+    with engine("qwen3_next", kv_transfer_config=config, max_num_batched_tokens=1920) as e:
+        scheduler_of(e).cache_config.block_size = 128
+        computed = e.ask(*asked)
+        assert hits(e, asked, 2048) == computed, "on the device"
+        e.forget_device()
+        assert hits(e, asked, 2048) == computed, "from host memory"
 
 
 STAGES = {

@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvtiers.engines.vllm import offers
+from kvtiers.engines.vllm.blocksize import keeper_of
 from kvtiers.engines.vllm.ownkeys import OwnKeyedState, tokens_per_link
 from kvtiers.engines.vllm.planned import PlanningScheduler
 from kvtiers.engines.vllm.spec import KVTiersSpec
@@ -30,6 +31,7 @@ class KVTiersScheduler(PlanningScheduler):
     def __init__(self, spec: KVTiersSpec, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(spec, vllm_config, kv_cache_config)
         self.manager.flushes_are_reported = True
+        self._keep_block_size = keeper_of(vllm_config.cache_config)
         self._own_link: int | None = None
         """Tokens per hash of our own names for chunks; None: vLLM names them."""
         if spec.settings.chunk_keys == "own":
@@ -45,7 +47,8 @@ class KVTiersScheduler(PlanningScheduler):
         """Worker reports still due for jobs that were in flight at a reset, by job id."""
 
     def on_new_request(self, request: Any) -> None:
-        """Open the books of a request."""
+        """Open the books of a request, before it is scheduled."""
+        self._fenced(self._keep_block_size)
         super().on_new_request(request)
         if self._own_link is not None:
             status = self._req_status[request.request_id]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.config import CacheConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -146,6 +147,7 @@ REPLACED = {
 """Constructors we do not call, and everything they may set: we set it ourselves."""
 
 FIELDS = {
+    CacheConfig: ("block_size",),
     RequestGroupState: ("block_ids", "next_stored_chunk_idx", "offload_keys"),
     RequestOffloadState: (
         "config",
