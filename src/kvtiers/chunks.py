@@ -7,7 +7,7 @@ slot of the host region and travels between tiers as one run of ``GroupLayout.ch
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NewType
@@ -181,3 +181,7 @@ class RequestContext:
     request_id: str
     kv_transfer_params: Mapping[str, Any] | None = None
     tier_filter: TierFilter = TierFilter()
+    end_of: Callable[[Key], int | None] | None = field(default=None, repr=False, compare=False)
+    """Tokens of the prompt up to the end of a chunk; None: nobody knows."""
+    internal: bool = False
+    """Asked by ourselves, as for a peer: in no ``LookupsSettled``."""

@@ -6,7 +6,7 @@ scheduler thread, at a third of the cost of a frozen dataclass. Tier names are l
 type first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -44,6 +44,43 @@ class Reason(StrEnum):
     THRESHOLD = "threshold"
 
 
+class MissReason(StrEnum):
+    """Why a tier did not give a request a chunk that it was asked for."""
+
+    ABSENT = "absent"
+    """It does not have it."""
+    PENDING = "pending"
+    """Its answer, or the chunk's way up, took longer than the request may wait."""
+    CORRUPT = "corrupt"
+    """It was damaged, and not stored again since."""
+    FILTERED = "filtered"
+    """The request may not load from this tier (``kv_load_tiers``)."""
+    TIER_DOWN = "tier_down"
+    """The tier is left alone after failures, or shut: it was not asked."""
+    WINDOW = "window"
+    """It has it, but nothing reads it: of what the model's windows and states need too little is
+    stored, so the prefix that is loaded ends before it."""
+    NO_ROOM = "no_room"
+    """It has it, but host memory had no room for it."""
+    FAILED = "failed"
+    """It, or the copy to the accelerator, failed."""
+
+
+class Run(NamedTuple):
+    """Chunks of one group that follow each other in a prompt and met the same fate."""
+
+    group: int
+    first: int
+    """Index of the first one in the prompt, in chunks of its group."""
+    chunks: int
+    source: str | None
+    """Label of the tier where they were found; None: nowhere."""
+    misses: tuple[tuple[str, MissReason], ...]
+    """Tiers asked before it, or all, each with its reason."""
+    key: Key | None = None
+    """Of the first one, where it is known."""
+
+
 class ChunksStored(NamedTuple):
     """These chunks are now resident in ``tier``."""
 
@@ -74,6 +111,32 @@ class LookedUp(NamedTuple):
     tier: str
     queries: int
     hits: int
+
+
+class LookupsSettled(NamedTuple):
+    """A request's lookups are over: it loads what was found, or is computed. Once per settling.
+
+    A preempted request, or one whose load failed, asks again, and settles again.
+    """
+
+    request_id: str
+    asked: int
+    """Chunks, of all groups; of a prefix none after the first that was missing is asked for."""
+    found: Mapping[str, int]
+    """Chunks by the label of the tier they were found in; host memory's were there already."""
+    missed: Mapping[tuple[str, MissReason], int]
+    """Chunks by tier and reason; each counts for all tiers that were asked for it in vain."""
+    loaded: Mapping[str, int]
+    """Tokens of the prefix that is loaded, by the tier they were found in; empty: none is."""
+    waited_s: float
+    """From the first answer that was not final to this."""
+    took_s: Mapping[str, float]
+    """By tier, the longest that the request waited for an answer or a promotion."""
+    runs: tuple[Run, ...] = ()
+    """The first ones, by group and in order of the prompt; none unless somebody wants them
+    (``ManagerOptions.trace_lookups``) and the engine says where chunks lie."""
+    untold: int = 0
+    """Chunks that are in no run."""
 
 
 class LookupTimed(NamedTuple):
@@ -131,6 +194,7 @@ Event = (
     | ChunksRemoved
     | ChunksDeclined
     | LookedUp
+    | LookupsSettled
     | LookupTimed
     | TransferStarted
     | TransferFinished

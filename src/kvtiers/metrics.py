@@ -15,6 +15,7 @@ from kvtiers.events import (
     Event,
     Hop,
     LookedUp,
+    LookupsSettled,
     LookupTimed,
     StoreOffered,
     TransferFinished,
@@ -40,6 +41,7 @@ class Metrics:
 
     Counters (labels): ``lookups``, ``hits`` (tier); ``stored``, ``removed`` (tier[, reason]);
     ``declined`` (hop, tier, reason); ``jobs_failed``, ``chunks_failed`` (hop, tier, reason);
+    ``misses`` (tier, reason); ``loaded_tokens`` (tier);
     ``bytes``, ``seconds`` (hop, tier); ``warmed_up`` (outcome). Observations: ``lookup_seconds``,
     ``lookup_waited_seconds`` (tier), ``store_offered`` (). ``active`` (hop, tier): jobs and chunks
     in flight now.
@@ -50,6 +52,7 @@ class Metrics:
         self.active: dict[tuple[Hop, str], list[int]] = {}
         self._folds = {
             LookedUp: self._looked_up,
+            LookupsSettled: self._settled,
             LookupTimed: self._lookup_timed,
             ChunksStored: self._stored,
             ChunksRemoved: self._removed,
@@ -85,6 +88,12 @@ class Metrics:
         self._sample.counters["lookups", (e.tier,)] += e.queries
         if e.hits:
             self._sample.counters["hits", (e.tier,)] += e.hits
+
+    def _settled(self, e: LookupsSettled) -> None:
+        for (tier, reason), chunks in e.missed.items():
+            self._sample.counters["misses", (tier, reason)] += chunks
+        for tier, tokens in e.loaded.items():
+            self._sample.counters["loaded_tokens", (tier,)] += tokens
 
     def _lookup_timed(self, e: LookupTimed) -> None:
         if e.seconds is not None:

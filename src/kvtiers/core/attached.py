@@ -17,11 +17,13 @@ from kvtiers.events import (
     ChunksStored,
     Event,
     Hop,
+    MissReason,
     Reason,
     tier_label,
 )
 from kvtiers.tiers.base import (
     EmitsEvents,
+    ExplainsMisses,
     FollowsRequests,
     FollowsSteps,
     HasPendingWork,
@@ -39,6 +41,7 @@ logger = logging.getLogger("kvtiers")
 T = TypeVar("T")
 
 _VERDICTS = frozenset(Lookup)
+_ABSENT = MissReason.ABSENT
 
 FAULTS_TO_FENCE = 3
 FENCE_S = 30.0
@@ -60,6 +63,7 @@ class AttachedTier:
         self._pending = tier if isinstance(tier, HasPendingWork) else None
         self._events = tier if isinstance(tier, EmitsEvents) else None
         self._usage = tier if isinstance(tier, KnowsUsage) else None
+        self._explains = tier if isinstance(tier, ExplainsMisses) else None
         self.now = 0.0
         """Monotonic seconds of the present step."""
         self._faults: dict[str, int] = {}
@@ -78,6 +82,17 @@ class AttachedTier:
             except Exception as e:  # unhashable answers are caught here too
                 self._fault("lookup", f"{type(e).__name__}: {e}")
         return [Lookup.MISS] * len(keys)
+
+    def why_missed(self, key: Key) -> MissReason:
+        """Why the tier's last verdict on this chunk was MISS."""
+        hook = self._explains
+        if hook is None and not self._faults:  # what most misses come to
+            return _ABSENT
+        if self._fenced:
+            return MissReason.TIER_DOWN
+        if hook is None or "lookup" in self._faults:
+            return MissReason.FAILED if "lookup" in self._faults else _ABSENT
+        return self._guard("why_missed", lambda: MissReason(hook.why_missed(key)), _ABSENT)
 
     def submit_store(self, job: Job) -> bool:
         """Whether the tier took a cascade."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from kvtiers.chunks import Key, RequestContext
 from kvtiers.core.attached import AttachedTier
-from kvtiers.events import Hop, Reason
+from kvtiers.events import Hop, MissReason, Reason
 from kvtiers.host.chunkindex import ChunkIndex
 from kvtiers.tiers.views import ChunkViews
 
@@ -57,8 +57,13 @@ class Request:
     no_room_since: float | None = None
     no_room_told: bool = False
     loading: tuple[tuple[Key, ...], tuple[int, ...]] | None = None
-    counted: set[tuple[int, Key]] = field(default_factory=set)
-    """Lookups that are in the counts already, by tier position and chunk."""
+    verdicts: dict[tuple[int, Key], MissReason | None] = field(default_factory=dict)
+    """What each tier, by position, had to say of a chunk: why it missed, or None if it has it. Of
+    host memory (0) only what is not plain absence."""
+    took_s: dict[str, float] = field(default_factory=dict)
+    """By tier, the longest that was waited for an answer or a promotion."""
+    waiting_began: float | None = None
+    """When it first waited since its lookups began."""
     gave_up: bool = False
     """Waited too long: do without what is not in host memory."""
     load_failed: bool = False
@@ -70,8 +75,14 @@ class Request:
         self.hits.clear()
         self.below.clear()
         self.asked.clear()
-        self.counted.clear()
+        self.verdicts.clear()
+        self.took_s.clear()
+        self.waiting_began = None
         self.gave_up = self.no_room_told = False
+
+    def note_wait(self, tier: str, seconds: float) -> None:
+        """An answer or a promotion of ``tier`` took so long."""
+        self.took_s[tier] = max(seconds, self.took_s.get(tier, 0.0))
 
 
 @dataclass(slots=True, eq=False)

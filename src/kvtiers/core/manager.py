@@ -16,10 +16,11 @@ from kvtiers.core.cascade import CascadeOptions, Cascades
 from kvtiers.core.ledger import Ledger, Request
 from kvtiers.core.load import Loads
 from kvtiers.core.promote import PromoteOptions, Promotions
+from kvtiers.core.settled import Settling
 from kvtiers.core.store import StorePlan, Stores, UseCounter
 from kvtiers.core.warm import WarmUp
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.events import PRIMARY, ChunksRemoved, Hop, LookedUp, Reason, Sink
+from kvtiers.events import PRIMARY, ChunksRemoved, Hop, LookedUp, MissReason, Reason, Sink
 from kvtiers.host.chunkindex import ChunkIndex
 from kvtiers.host.parts import HostUse
 from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTierManager
@@ -37,6 +38,8 @@ class ManagerOptions:
     max_tracker_size: int = 64_000
     job_deadline_s: float = 120.0
     """A tier that has not reported a job by then has failed it; its memory is not used again."""
+    trace_lookups: bool = False
+    """Say of each request which of its chunks were found where, and not only how many."""
 
 
 class TieringManager:
@@ -77,6 +80,7 @@ class TieringManager:
         )
         self._stores = Stores(self._ledger, sink, self._departed, counter)
         self._loads = Loads(self._ledger, sink, self._departed)
+        self._settling = Settling(self.tiers, layout, traced=options.trace_lookups)
         self._promotions = Promotions(
             self._ledger, self.tiers, self._views, sink, self._departed, options.promote
         )
@@ -130,6 +134,8 @@ class TieringManager:
                 self._ledger.hold_for(request, (key,))
             return Lookup.HIT
         if request.load_failed:
+            request.below.add(key)
+            request.verdicts[0, key] = MissReason.FAILED
             return Lookup.MISS
         return self._promotions.seek(key, request, self._now)
 
@@ -171,7 +177,8 @@ class TieringManager:
         """
         slots = self._loads.plan(keys, request)
         request.hits.update(k for k in keys if k in self._ready)
-        self._settle_lookups(request)
+        whole = request.loading is not None and len(request.loading[1]) == len(keys)
+        self._settle_lookups(request, keys if whole else ())
         return slots
 
     def complete_load(self, request: Request, ok: bool = True) -> None:
@@ -380,7 +387,7 @@ class TieringManager:
         if flight.hop is Hop.CASCADE:
             self._cascades.finish(flight, ended, self._now)
             return
-        stored = self._promotions.finish(flight, ended)
+        stored = self._promotions.finish(flight, ended, self._now)
         if stored:
             self._cascades.offer(stored, source=tier)
 
@@ -402,11 +409,14 @@ class TieringManager:
         self._emit(ChunksRemoved(PRIMARY, tuple(keys), reason))
         self._cascades.departed(keys)
 
-    def _settle_lookups(self, request: Request) -> None:
+    def _settle_lookups(self, request: Request, loading: Sequence[Key] = ()) -> None:
         """Lookups of this request are over for now: count each chunk once, touch what was found."""
-        if not request.hits and not request.below:
+        hits, below = request.hits, request.below
+        if not hits and not below:
             return
-        found = len(request.hits - request.below)
-        self._emit(LookedUp(PRIMARY, found + len(request.below), found))
+        found = len(hits.difference(below)) if below else len(hits)
+        self._emit(LookedUp(PRIMARY, found + len(below), found))
+        if not request.context.internal:
+            self._emit(self._settling.of(request, self._now, loading))
         self._touched.extend(request.hits)
         request.forget_lookups()

@@ -1,11 +1,13 @@
 """What is said of a job between host memory and a tier that ended. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from kvtiers.chunks import Key
 from kvtiers.core.ledger import Flight
 from kvtiers.errors import Kind
-from kvtiers.events import Reason, TransferFinished
+from kvtiers.events import MissReason, Reason, TransferFinished
 from kvtiers.tiers.base import JobOutcome
+from kvtiers.tiers.misses import miss_of
 
 
 def finished_event(
@@ -17,6 +19,14 @@ def finished_event(
     return TransferFinished(
         flight.hop, flight.tier.label, done, failed, outcome.bytes, outcome.seconds, reason
     )
+
+
+def miss_reasons(failed: Iterable[Key], outcome: JobOutcome) -> dict[Key, MissReason]:
+    """Why each of the ``failed`` chunks of a promotion did not come."""
+    errors = outcome.failed
+    return {
+        key: miss_of(errors[key].kind) if key in errors else MissReason.FAILED for key in failed
+    }
 
 
 def _reason_of(kinds: Sequence[Kind]) -> Reason:

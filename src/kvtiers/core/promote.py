@@ -6,19 +6,20 @@ request asks for in a step becomes one job per tier, sent when the step ends.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtiers.chunks import Key, Lookup
 from kvtiers.core.attached import AttachedTier
 from kvtiers.core.ledger import Asked, Departed, Flight, Ledger, Request
-from kvtiers.core.outcomes import finished_event
+from kvtiers.core.outcomes import finished_event, miss_reasons
 from kvtiers.events import (
     PRIMARY,
     ChunksDeclined,
     ChunksStored,
     Hop,
     LookupTimed,
+    MissReason,
     Reason,
     Sink,
     TransferStarted,
@@ -27,7 +28,7 @@ from kvtiers.tiers.base import Job, JobKind, JobOutcome
 from kvtiers.tiers.views import ChunkViews
 
 # Bound once: looking an enum member up costs as much as looking a key up.
-_HIT, _MISS = Lookup.HIT, Lookup.MISS
+_HIT, _MISS, _PENDING = Lookup.HIT, Lookup.MISS, MissReason.PENDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +86,20 @@ class Promotions:
     def _find(self, key: Key, request: Request, now: float) -> AttachedTier | Lookup:
         """The tier that has the chunk, or a verdict where it is settled without one."""
         if key in self._index.filling or key in self._index.fetching:
-            return self._wait(Lookup.HIT_PENDING, request, now)
+            return self._wait(key, Lookup.HIT_PENDING, request, now)
         request.below.add(key)
         if request.gave_up:
             return _MISS
         for tier in self._turns(key, request):
             verdict = tier.lookup((key,), request.context)[0]
+            silent = verdict is not _HIT and verdict is not _MISS
+            if silent and self._may_go_on_asking(tier, key, request, now):
+                return self._wait(key, Lookup.RETRY, request, now)
+            if (tier.position, key) not in request.verdicts:
+                why = None if verdict is _HIT else _PENDING if silent else tier.why_missed(key)
+                self._resolved(tier, key, request, now, why)
             if verdict is _HIT:
-                self._resolved(tier, key, request, now, hit=True)
                 return tier
-            if verdict is not _MISS and self._may_go_on_asking(tier, key, request, now):
-                return self._wait(Lookup.RETRY, request, now)
-            self._resolved(tier, key, request, now, hit=False)
         return _MISS
 
     def flush(self, now: float) -> None:
@@ -109,7 +112,7 @@ class Promotions:
                     Flight(Hop.PROMOTE, tier, tuple(keys), tuple(slots), views, request, now)
                 )
 
-    def finish(self, flight: Flight, outcome: JobOutcome) -> tuple[Key, ...]:
+    def finish(self, flight: Flight, outcome: JobOutcome, now: float) -> tuple[Key, ...]:
         """A promotion job ended; the chunks that are now ready in host memory."""
         request = flight.request
         slot_of = dict(zip(flight.keys, flight.slots, strict=True))
@@ -126,7 +129,8 @@ class Promotions:
         if stored:
             self._emit(ChunksStored(PRIMARY, tuple(stored)))
         if request is not None:
-            self._landed(request, flight, stored, failed)
+            request.note_wait(flight.tier.label, now - flight.started)
+            self._landed(request, flight, stored, miss_reasons(failed, outcome))
         self._emit(finished_event(flight, outcome, len(done), len(failed)))
         return tuple(stored)
 
@@ -208,25 +212,32 @@ class Promotions:
             return True
         if now - asked.since < self._options.lookup_deadline_s:
             return True
+        request.note_wait(tier.label, now - asked.since)
         request.asked[key] = Asked(turn + 1, None)
         return False
 
     def _resolved(
-        self, tier: AttachedTier, key: Key, request: Request, now: float, *, hit: bool
+        self,
+        tier: AttachedTier,
+        key: Key,
+        request: Request,
+        now: float,
+        why: MissReason | None,
     ) -> None:
-        mark = (tier.position, key)
-        if mark in request.counted:
-            return
-        request.counted.add(mark)
+        """``why`` it missed; None: it has the chunk."""
+        request.verdicts[tier.position, key] = why
         counts = self._counts[tier]
         counts[0] += 1
-        counts[1] += hit
+        counts[1] += why is None
         asked = request.asked.get(key)
         if asked is not None and asked.turn == tier.position - 1 and asked.since is not None:
+            request.note_wait(tier.label, now - asked.since)
             self._emit(LookupTimed(tier.label, waited_s=now - asked.since))
 
-    def _wait(self, verdict: Lookup, request: Request, now: float) -> Lookup:
+    def _wait(self, key: Key, verdict: Lookup, request: Request, now: float) -> Lookup:
         if request.gave_up:
+            request.below.add(key)
+            request.verdicts[0, key] = _PENDING
             return Lookup.MISS
         self._start_waiting(request, now)
         return verdict
@@ -234,6 +245,8 @@ class Promotions:
     def _start_waiting(self, request: Request, now: float) -> None:
         if request.waiting_since is None:
             request.waiting_since = now
+            if request.waiting_began is None:
+                request.waiting_began = now
             self._ledger.waiting[request.context.request_id] = request
             self._ledger.hold_for(request, request.hits)
 
@@ -241,7 +254,7 @@ class Promotions:
         self._start_waiting(request, now)
         taken = self._index.reserve((key,), fetched=True)
         if not taken.keys:
-            return self._no_room(tier, request, now)
+            return self._no_room(key, tier, request, now)
         if taken.evicted:
             self._departed(taken.evicted, Reason.EVICTED)
         request.promoting += 1
@@ -252,7 +265,7 @@ class Promotions:
         slots.append(taken.slots[0])
         return Lookup.HIT_PENDING
 
-    def _no_room(self, tier: AttachedTier, request: Request, now: float) -> Lookup:
+    def _no_room(self, key: Key, tier: AttachedTier, request: Request, now: float) -> Lookup:
         """Wait a little if others will free slots; if only this request holds them, never."""
         if request.no_room_since is None:
             request.no_room_since = now
@@ -260,6 +273,7 @@ class Promotions:
         others = self._index.held - own
         if others > 0 and now - request.no_room_since < self._options.promotion_wait_s:
             return Lookup.RETRY
+        request.verdicts[tier.position, key] = MissReason.NO_ROOM
         if not request.no_room_told:
             request.no_room_told = True
             self._emit(ChunksDeclined(Hop.PROMOTE, tier.label, 1, Reason.NO_ROOM))
@@ -276,18 +290,23 @@ class Promotions:
         self._ledger.close(job_id, tier)
         flight.views.release_all()
         self._index.settle(flight.keys, flight.slots, flight.keys)
-        self._landed(request, flight, (), flight.keys)
+        self._landed(request, flight, (), dict.fromkeys(flight.keys, MissReason.TIER_DOWN))
         refused = JobOutcome(job_id, ())
         self._emit(finished_event(flight, refused, 0, len(flight.keys), Reason.PRESSURE))
 
     def _landed(
-        self, request: Request, flight: Flight, stored: Sequence[Key], failed: Sequence[Key]
+        self,
+        request: Request,
+        flight: Flight,
+        stored: Sequence[Key],
+        failed: Mapping[Key, MissReason],
     ) -> None:
         request.promoting -= len(flight.keys)
         if request.finished:
             return
         if request.waiting_since is not None:
             self._ledger.hold_for(request, stored)
-        for key in failed:
+        for key, why in failed.items():
             request.origin.pop(key, None)
             request.asked[key] = Asked(flight.tier.position, None)
+            request.verdicts[flight.tier.position, key] = why

@@ -177,7 +177,8 @@ class ManagerParent:
 
     def _begin(self, what: str) -> Request:
         self._numbers += 1
-        return self._manager.on_new_request(RequestContext(f"p2p-{what}-{self._numbers}"))
+        context = RequestContext(f"p2p-{what}-{self._numbers}", internal=True)
+        return self._manager.on_new_request(context)
 
     def _reset(self) -> None:
         """The slots will be others': whoever still reads from here reads nothing."""

@@ -71,7 +71,8 @@ class WarmUp:
         self._keys.clear()
 
     def _ask_for(self, count: int) -> None:
-        self._request = self._begin(RequestContext(f"kvtiers-warm-up-{len(self._keys)}"))
+        name = f"kvtiers-warm-up-{len(self._keys)}"
+        self._request = self._begin(RequestContext(name, internal=True))
         self._asked = [self._keys.popleft() for _ in range(min(count, len(self._keys)))]
         self._ask_again()
 

@@ -71,6 +71,9 @@ class Asking:
         self._gathered.clear()
         self._sent.clear()
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._waiting
+
     def __len__(self) -> int:
         return len(self._waiting)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvtiers.chunks import ChunkLayout, Key, Lookup, Namespace, OffloadPolicy, RequestContext
 from kvtiers.errors import KVTiersError
-from kvtiers.events import Event, Reason
+from kvtiers.events import Event, MissReason, Reason
 from kvtiers.tiers.views import ChunkViews
 
 
@@ -260,6 +260,14 @@ class HasPendingWork(Protocol):
 
     def has_pending_work(self) -> bool:
         """Whether steps are needed although no request is scheduled."""
+
+
+@runtime_checkable
+class ExplainsMisses(Protocol):
+    """Optional: a tier that says why it has missed; without it, the chunk is absent."""
+
+    def why_missed(self, key: Key) -> MissReason:
+        """Why ``key`` is a MISS now. Asked at once after the MISS, once per request and chunk."""
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvtiers.chunks import Key
 from kvtiers.errors import KVTiersError
+from kvtiers.events import MissReason
 
 _LEAST_DENIAL_S = 0.5
 """A "no" that is over before the next step asks would be asked for again and again."""
@@ -22,17 +23,23 @@ class Denials:
     def __init__(self, ttl_s: float, max_chunks: int) -> None:
         self._ttl_s = max(_LEAST_DENIAL_S, ttl_s)
         self._max_chunks = max_chunks
-        self._until: OrderedDict[Key, float] = OrderedDict()
+        self._until: OrderedDict[Key, tuple[float, MissReason]] = OrderedDict()
 
     def covers(self, key: Key, now: float) -> bool:
         """Whether ``key`` is denied."""
-        until = self._until.get(key)
-        return until is not None and now < until
+        denial = self._until.get(key)
+        return denial is not None and now < denial[0]
 
-    def add(self, keys: Iterable[Key], now: float) -> None:
+    def why(self, key: Key, now: float) -> MissReason | None:
+        """Why ``key`` is denied; None if it is not."""
+        denial = self._until.get(key)
+        return denial[1] if denial is not None and now < denial[0] else None
+
+    def add(self, keys: Iterable[Key], now: float, why: MissReason) -> None:
         """Deny these until the time to live has passed, or until they are lifted."""
+        denial = (now + self._ttl_s, why)
         for key in keys:
-            self._until[key] = now + self._ttl_s
+            self._until[key] = denial
             self._until.move_to_end(key)
 
     def lift(self, key: Key) -> None:
@@ -43,7 +50,7 @@ class Denials:
         """Drop denials that are over; also the oldest ones above the bound."""
         denied = self._until
         while denied:
-            key, until = next(iter(denied.items()))
+            key, (until, _) = next(iter(denied.items()))
             if until > now and len(denied) <= self._max_chunks:
                 return
             del denied[key]
@@ -53,7 +60,7 @@ class Denials:
 
     def check(self) -> None:
         """Raise AssertionError if the order of expiry is broken."""
-        times = list(self._until.values())
+        times = [until for until, _ in self._until.values()]
         assert times == sorted(times), "denials are not in order of expiry"
 
 
@@ -159,9 +166,13 @@ class InstantPresence:
         lacking = set(self.lacks(asked))
         return [key for i, key in enumerate(asked) if (i not in lacking) is there]
 
-    def deny(self, keys: Iterable[Key], now: float) -> None:
+    def deny(self, keys: Iterable[Key], now: float, why: MissReason = MissReason.ABSENT) -> None:
         """Do not find these until the time to live has passed, or until they are added."""
-        self._denials.add(keys, now)
+        self._denials.add(keys, now, why)
+
+    def why_denied(self, key: Key, now: float) -> MissReason | None:
+        """Why ``key`` is not found although it may be there; None if it is not denied."""
+        return self._denials.why(key, now)
 
     def touch(self, keys: Iterable[Key]) -> None:
         """The store is told by itself."""
@@ -259,9 +270,13 @@ class Presence:
                 known.append(key)
         return known
 
-    def deny(self, keys: Iterable[Key], now: float) -> None:
+    def deny(self, keys: Iterable[Key], now: float, why: MissReason = MissReason.ABSENT) -> None:
         """Do not find these until the time to live has passed, or until they are added."""
-        self._denials.add(keys, now)
+        self._denials.add(keys, now, why)
+
+    def why_denied(self, key: Key, now: float) -> MissReason | None:
+        """Why ``key`` is not found although it may be there; None if it is not denied."""
+        return self._denials.why(key, now)
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Forget these last. Unknown keys are ignored."""

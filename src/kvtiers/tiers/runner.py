@@ -12,12 +12,13 @@ from functools import partial
 
 from kvtiers.chunks import Key, Lookup, RequestContext
 from kvtiers.errors import ConfigError, Kind, KVTiersError
-from kvtiers.events import ChunksRemoved, ChunksStored, Event, Reason
+from kvtiers.events import ChunksRemoved, ChunksStored, Event, MissReason, Reason
 from kvtiers.tiers.asking import Asking
 from kvtiers.tiers.base import ChunkStore, Job, JobKind, JobOutcome, JobReleased, Usage
 from kvtiers.tiers.breaker import Breaker
 from kvtiers.tiers.jobs import Taken, split
 from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
+from kvtiers.tiers.misses import LostToDamage, miss_of
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.presence import InstantPresence, Presence
 from kvtiers.tiers.scanning import Scan, StartUpScan
@@ -68,6 +69,7 @@ class StoreTier:
         self._mover = Mover(store, inbox, clock, options.transfer_retries)
         self._mover.note_usage(clock())
         self._presence = self._make_presence()
+        self._damaged = LostToDamage()
         self._breaker = Breaker(
             options.breaker_failures, options.breaker_cooldown_s, options.breaker_max_cooldown_s
         )
@@ -118,6 +120,18 @@ class StoreTier:
                 verdicts.append(Lookup.HIT if known else Lookup.MISS)
         return verdicts
 
+    def why_missed(self, key: Key) -> MissReason:
+        """Why a lookup of this chunk ends with MISS now."""
+        now = self._clock()
+        if self._closed or self._breaker.is_out(now):
+            return MissReason.TIER_DOWN
+        denied = self._presence.why_denied(key, now)
+        if denied not in (None, MissReason.ABSENT):
+            return denied
+        if key in self._damaged:
+            return MissReason.CORRUPT
+        return MissReason.PENDING if key in self._asking else MissReason.ABSENT
+
     def on_schedule_end(self) -> None:
         """Send what lookups gathered in this step, batched."""
         self._take_notes()
@@ -133,14 +147,14 @@ class StoreTier:
                 self._lanes.put(question)
             else:
                 self._asking.forget(keys)
-                self._deny_unknown(keys, now)
+                self._deny_unknown(keys, now, MissReason.TIER_DOWN)
 
     def _answered(self, question: Question) -> None:
         in_time = self._asking.answered(question)
         answer, now = question.answer, self._clock()
         if isinstance(answer, KVTiersError):
             if in_time:
-                self._deny_unknown(question.keys, now)
+                self._deny_unknown(question.keys, now, MissReason.FAILED)
                 self._failed(now, str(answer))
             return
         pairs = list(zip(question.keys, answer, strict=True))
@@ -149,9 +163,11 @@ class StoreTier:
             self._deny_unknown([key for key, there in pairs if not there], now)
             self._succeeded()
 
-    def _deny_unknown(self, keys: Sequence[Key], now: float) -> None:
+    def _deny_unknown(
+        self, keys: Sequence[Key], now: float, why: MissReason = MissReason.ABSENT
+    ) -> None:
         """What a write or the scan brought to light meanwhile is newer than a "no"."""
-        self._presence.deny([key for key in keys if not self._presence.holds(key)], now)
+        self._presence.deny([key for key in keys if not self._presence.holds(key)], now, why)
 
     def submit_store(self, job: Job) -> bool:
         """Take a cascade unless unfinished ones hold too much memory or the tier is out."""
@@ -220,6 +236,7 @@ class StoreTier:
             pairs = list(zip(piece.keys, piece.results, strict=True))
             good = [key for key, error in pairs if error is None]
             failed = [(key, error) for key, error in pairs if error is not None]
+        self._damaged.forget(good)
         if piece.kind is JobKind.LOAD:
             self._presence.add(good, piece.since)
         elif new := self._presence.announce(good, piece.since):
@@ -227,7 +244,9 @@ class StoreTier:
         if failed and piece.kind is JobKind.LOAD:
             for kind, reason in _GONE.items():
                 self._lost([key for key, error in failed if error.kind is kind], reason)
-            self._presence.deny((key for key, _ in failed), self._clock())
+            now = self._clock()
+            for key, error in failed:
+                self._presence.deny((key,), now, miss_of(error.kind))
 
     def _report(self, taken: Taken) -> None:
         """Give a job its one outcome; its memory is free unless a lane still runs a piece."""
@@ -264,7 +283,7 @@ class StoreTier:
         for question in overdue:
             if not question.claim():
                 self._lanes.abandon(question)
-            self._deny_unknown(question.keys, now)
+            self._deny_unknown(question.keys, now, MissReason.PENDING)
         if overdue:
             self._failed(now, "lookups were not answered in time")
         self._presence.expire(now)
@@ -283,7 +302,7 @@ class StoreTier:
         for piece in list(taken.pieces):
             taken.failed.update(dict.fromkeys(piece.keys, error))
             if taken.job.kind is JobKind.LOAD:
-                self._presence.deny(piece.keys, self._clock())
+                self._presence.deny(piece.keys, self._clock(), MissReason.PENDING)
             if piece.claim():
                 piece.release()
                 taken.pieces.discard(piece)
@@ -311,6 +330,8 @@ class StoreTier:
 
     def _lost(self, keys: Iterable[Key], reason: Reason) -> None:
         gone = self._presence.discard(keys)
+        if reason is Reason.CORRUPT:
+            self._damaged.add(gone)
         if gone:
             self._events.append(ChunksRemoved(self.label, tuple(gone), reason))
 
@@ -398,6 +419,7 @@ class StoreTier:
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
         self._presence.check()
+        self._damaged.check()
         self._breaker.check()
         self._lanes.check()
         self._scan.check()

@@ -1,6 +1,6 @@
 """A manager over a small host memory, with tiers whose every answer a test decides."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvtiers.chunks import (
     PAGE_BYTES,
@@ -17,7 +17,7 @@ from kvtiers.core.ledger import Request
 from kvtiers.core.manager import ManagerOptions, TieringManager
 from kvtiers.core.promote import PromoteOptions
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.events import Event
+from kvtiers.events import Event, MissReason
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
 from kvtiers.tiers.base import Job, JobKind, JobOutcome, JobReleased
@@ -49,12 +49,16 @@ class ScriptedTier:
         self.touched: list[Key] = []
         self.policy = OffloadPolicy.CHUNK
         self.finished_requests: list[str] = []
+        self.reason = MissReason.ABSENT
         self._ended: list[JobOutcome | JobReleased] = []
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
         self.asked.extend(keys)
         held = {k: Lookup.HIT for k in self.holds}
         return [self.verdicts.get(k, held.get(k, Lookup.MISS)) for k in keys]
+
+    def why_missed(self, key: Key) -> MissReason:
+        return self.reason
 
     def submit_store(self, job: Job) -> bool:
         return self._take(job)
@@ -153,8 +157,13 @@ class World:
         view = memoryview(self.memory[slot])[:nbytes]
         return view if writable else view.toreadonly()
 
-    def request(self, name: str = "r", tier_filter: TierFilter | None = None) -> Request:
-        context = RequestContext(name, None, tier_filter or TierFilter())
+    def request(
+        self,
+        name: str = "r",
+        tier_filter: TierFilter | None = None,
+        end_of: Callable[[Key], int | None] | None = None,
+    ) -> Request:
+        context = RequestContext(name, None, tier_filter or TierFilter(), end_of)
         return self.manager.on_new_request(context)
 
     def step(self, seconds: float = 0.01) -> None:

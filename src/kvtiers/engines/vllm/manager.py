@@ -362,10 +362,12 @@ class VllmManager(OffloadingManager):
         return req_context.get_state(Request) or self._adopt(req_context)
 
     def _adopt(self, req_context: ReqContext) -> Request:
+        end_of: Any = req_context.get_offload_key_position
         context = RequestContext(
             req_context.req_id,
             self.handover.understood(req_context.kv_transfer_params, req_context.req_id),
             _tier_filter(req_context.load_tier_filter),
+            end_of,
         )
         request = self.core.on_new_request(context)
         req_context.set_state(request)
