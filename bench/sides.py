@@ -38,6 +38,7 @@ from kvtiers.engines.vllm.metrics import StatsExporter
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
 from kvtiers.metrics import Metrics
+from kvtiers.observe.gauges import Gauges
 from kvtiers.tiers.base import Job, JobOutcome, SecondaryTierManager
 
 BATCH = 64
@@ -155,10 +156,11 @@ def manager_over(
         sink=metrics,
         options=ManagerOptions(),
     )
+    gauges = Gauges(metrics, core.tiers, chunk_bytes, lambda: core.backlogs)
     return VllmManager(
         core,
         clock=time.monotonic,
-        stats=StatsExporter(metrics, core.tiers, chunk_bytes),
+        stats=StatsExporter(metrics, gauges),
         events=KVEvents(False, describe=False),
         sink=metrics,
         on_shutdown=lambda: None,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtiers import config
+from kvtiers.metrics.names import BY_NAME
 from kvtiers.options import options_of, table
 from kvtiers.testing import Laws, PolicyLaws, StoreLaws, TierLaws, laws_of
 from kvtiers.tiers import TIER_TYPES
@@ -42,15 +43,13 @@ def tier_options(cls: type[Any], without: type[Any] | None = None) -> str:
 
 
 def metrics() -> str:
-    """What ``engines/vllm/metrics.py`` declares. Imports vLLM, which takes some seconds."""
-    from kvtiers.engines.vllm.metrics import definitions
-
+    """The table that all exporters declare and send from."""
     lines = ["| name | kind | labels | meaning | name is |", "|---|---|---|---|---|"]
-    for name, metric in sorted(definitions().items()):
-        kind = type(metric).__name__.removeprefix("Offloading").removesuffix("Metadata").lower()
-        labels = ", ".join(f"`{label}`" for label in metric.labelnames)
+    for name, metric in sorted(BY_NAME.items()):
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
         whose = "vLLM's" if name.startswith(_UPSTREAM) else "ours"
-        lines.append(f"| `{name}` | {kind} | {labels} | {_cell(metric.documentation)} | {whose} |")
+        doc = _cell(metric.doc)
+        lines.append(f"| `{name}` | {metric.kind.value} | {labels} | {doc} | {whose} |")
     return "\n".join(lines) + "\n"
 
 

@@ -22,6 +22,7 @@ from kvtiers.events import (
     tier_label,
 )
 from kvtiers.tiers.base import (
+    Circuit,
     EmitsEvents,
     ExplainsMisses,
     FollowsRequests,
@@ -30,8 +31,10 @@ from kvtiers.tiers.base import (
     Job,
     JobOutcome,
     JobReleased,
+    KnowsStanding,
     KnowsUsage,
     SecondaryTierManager,
+    Standing,
     TakesCascades,
     Usage,
 )
@@ -64,6 +67,7 @@ class AttachedTier:
         self._events = tier if isinstance(tier, EmitsEvents) else None
         self._usage = tier if isinstance(tier, KnowsUsage) else None
         self._explains = tier if isinstance(tier, ExplainsMisses) else None
+        self._standing = tier if isinstance(tier, KnowsStanding) else None
         self.now = 0.0
         """Monotonic seconds of the present step."""
         self._faults: dict[str, int] = {}
@@ -121,6 +125,13 @@ class AttachedTier:
         hook = self._usage
         usage = None if hook is None else self._guard("usage", hook.usage, None)
         return usage if isinstance(usage, Usage) else None
+
+    def standing(self) -> Standing:
+        """What the tier says that it does; one that is fenced is left alone, whatever it says."""
+        hook, nothing = self._standing, Standing(Circuit.CLOSED, 0, 0)
+        said = nothing if hook is None else self._guard("standing", hook.standing, nothing)
+        standing = said if isinstance(said, Standing) else nothing
+        return standing._replace(circuit=Circuit.OPEN) if self._fenced else standing
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Pass on that these chunks were used."""

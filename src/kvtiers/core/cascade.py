@@ -154,9 +154,14 @@ class Cascades:
             backlog.parked.clear()
 
     @property
+    def backlogs(self) -> dict[str, int]:
+        """Chunks that wait, parked ones included, by label of the tier."""
+        return {t.label: len(b.queue) + len(b.parked) for t, b in self._backlogs.items()}
+
+    @property
     def waiting(self) -> int:
         """Chunks in backlogs, over all tiers."""
-        return sum(len(b.queue) + len(b.parked) for b in self._backlogs.values())
+        return sum(self.backlogs.values())
 
     def due(self, now: float) -> bool:
         """Whether some backlog can be sent now or soon, so that steps are worth taking for it."""

@@ -344,6 +344,11 @@ class TieringManager:
         """What host memory is doing now."""
         return self._index.use
 
+    @property
+    def backlogs(self) -> dict[str, int]:
+        """Chunks that wait for a cascade, by label of the tier."""
+        return self._cascades.backlogs
+
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""
         self._ledger.check()

@@ -6,7 +6,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -132,6 +132,8 @@ class Usage(NamedTuple):
     used_bytes: int
     """Of all that counts towards the bound, other namespaces included."""
     capacity_bytes: int
+    resident_bytes: int | None = None
+    """Of the chunks of this namespace, where that is known without counting."""
 
 
 @runtime_checkable
@@ -144,6 +146,35 @@ class KnowsUsage(Protocol):
         Of a store it is asked on a lane, after a transfer, at most once a second. Of a tier it is
         asked on the scheduler thread, and must not block.
         """
+
+
+class Circuit(IntEnum):
+    """Whether a tier is in use."""
+
+    CLOSED = 0
+    """It is."""
+    TRIAL = 1
+    """It is being tried again."""
+    OPEN = 2
+    """It is left alone after failures in a row."""
+
+
+class Standing(NamedTuple):
+    """What a tier is doing now."""
+
+    circuit: Circuit
+    jobs: int
+    """Taken and not reported, of both kinds."""
+    store_bytes: int
+    """Of cascades that were taken and still hold memory."""
+
+
+@runtime_checkable
+class KnowsStanding(Protocol):
+    """Optional: a tier that says what it is doing, for people."""
+
+    def standing(self) -> Standing:
+        """Asked on the scheduler thread; must not block."""
 
 
 class JobKind(Enum):

@@ -164,8 +164,9 @@ class MemoryStore:
         return KVTiersError(f"{self._context.name}: {what}", kind=kind)
 
     def usage(self) -> Usage:
-        """Payload bytes."""
-        return Usage(self._used, self._capacity)
+        """Everything it holds is of this namespace."""
+        used = self._used
+        return Usage(used, self._capacity, used)
 
     def check(self) -> None:
         """Raise AssertionError if the bytes do not add up or exceed the capacity."""

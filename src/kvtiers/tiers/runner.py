@@ -14,8 +14,17 @@ from kvtiers.chunks import Key, Lookup, RequestContext
 from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.events import ChunksRemoved, ChunksStored, Event, MissReason, Reason
 from kvtiers.tiers.asking import Asking
-from kvtiers.tiers.base import ChunkStore, Job, JobKind, JobOutcome, JobReleased, Usage
-from kvtiers.tiers.breaker import Breaker
+from kvtiers.tiers.base import (
+    ChunkStore,
+    Circuit,
+    Job,
+    JobKind,
+    JobOutcome,
+    JobReleased,
+    Standing,
+    Usage,
+)
+from kvtiers.tiers.breaker import Breaker, State
 from kvtiers.tiers.jobs import Taken, split
 from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
 from kvtiers.tiers.misses import LostToDamage, miss_of
@@ -27,6 +36,11 @@ from kvtiers.tiers.work import Mover, Question, Transfer, ask, fault
 _log = logging.getLogger("kvtiers")
 
 _MAX_EVENTS = 65536
+_CIRCUIT = {
+    State.CLOSED: Circuit.CLOSED,
+    State.TRIAL: Circuit.TRIAL,
+    State.OPEN: Circuit.OPEN,
+}
 _GONE = {Kind.VANISHED: Reason.VANISHED, Kind.CORRUPT: Reason.CORRUPT}
 
 
@@ -368,6 +382,11 @@ class StoreTier:
     def usage(self) -> Usage | None:
         """How full the store was a moment ago, if it says so."""
         return self._mover.usage
+
+    def standing(self) -> Standing:
+        """The breaker, jobs and the bytes that cascades hold."""
+        jobs = sum(map(len, self._by_deadline.values()))
+        return Standing(_CIRCUIT[self._breaker.state], jobs, self._held_store_bytes)
 
     def has_pending_work(self) -> bool:
         """Whether a job or a lookup is outstanding, or an outcome was not fetched.

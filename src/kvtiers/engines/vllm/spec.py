@@ -54,6 +54,7 @@ from kvtiers.engines.vllm.worker import CopyWorker, ReportingWorker
 from kvtiers.events import tier_label
 from kvtiers.host.region import Region, check_capacity, sweep
 from kvtiers.host.slabs import SizeClasses, slab_bytes_for
+from kvtiers.observe.gauges import Gauges
 from kvtiers.tiers.base import SecondaryTierManager
 from kvtiers.wiring import wire
 
@@ -230,10 +231,12 @@ class KVTiersSpec(OffloadingSpec):
         wired = wire(settings, region, record.layout, namespace, listen=events, replica=replica)
         events.places.update(_places(settings, wired.tiers))
         self._report(region, record, namespace, wired.manager)
+        core = wired.manager
+        gauges = Gauges(wired.metrics, core.tiers, region.slot_bytes, lambda: core.backlogs)
         manager = VllmManager(
-            wired.manager,
+            core,
             clock=time.monotonic,
-            stats=StatsExporter(wired.metrics, wired.manager.tiers, region.slot_bytes),
+            stats=StatsExporter(wired.metrics, gauges),
             events=events,
             sink=wired.metrics,
             on_shutdown=region.close,

@@ -1,9 +1,11 @@
-"""Metrics as a fold over the event stream: counters, gauges and observations, by name and labels.
+"""Metrics as a fold over the event stream: counters and observations, by name and labels.
 
-Engine-neutral: an exporter maps the names to its own. ``take`` hands out what gathered since the
-last call, so that an exporter can add it up across processes.
+Engine-neutral. :mod:`kvtiers.metrics.names` says under which names exporters show them. ``totals``
+and ``histograms`` count since the start and may be copied on any thread; ``take`` hands out what
+gathered since its last call, for an exporter that adds it up across processes.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -22,8 +24,10 @@ from kvtiers.events import (
     TransferStarted,
     WarmedUp,
 )
+from kvtiers.metrics.names import BUCKETS, Labels
 
-Labels = tuple[str, ...]
+_MAX_UNTAKEN = 4096
+"""Values of one kind that are kept for ``take``; where nobody takes, the histograms have them."""
 
 
 @dataclass(slots=True)
@@ -49,6 +53,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self._sample = Sample()
+        self.totals: defaultdict[tuple[str, Labels], float] = defaultdict(float)
+        """Counters since the start. ``copy`` is safe on any thread."""
+        self.histograms: dict[tuple[str, Labels], list[float]] = {}
+        """How many values lie in each bucket, and above all; last, their sum. As ``totals``."""
         self.active: dict[tuple[Hop, str], list[int]] = {}
         self._folds = {
             LookedUp: self._looked_up,
@@ -65,8 +73,10 @@ class Metrics:
         }
 
     def __call__(self, event: Event) -> None:
-        """Fold one event."""
-        self._folds[type(event)](event)  # type: ignore[operator]
+        """Fold one event; one that nothing is counted of passes by."""
+        fold = self._folds.get(type(event))
+        if fold is not None:
+            fold(event)  # type: ignore[operator]
 
     def take(self) -> Sample:
         """What gathered since the last call."""
@@ -79,15 +89,35 @@ class Metrics:
             fit = 0 < jobs <= chunks or jobs == chunks == 0
             assert fit, f"{hop} of {tier}: {jobs} jobs with {chunks} chunks are in flight"
         assert all(n >= 0 for n in self._sample.counters.values()), "a counter went down"
+        for name, values in self._sample.observations.items():
+            assert len(values) <= _MAX_UNTAKEN, f"{name}: more values wait than may"
+            assert sum(self.histograms[name][:-1]) >= len(values), f"{name}: values are lost"
 
     def __repr__(self) -> str:
         jobs = sum(jobs for jobs, _ in self.active.values())
         return f"<Metrics {len(self._sample.counters)} counters to take, {jobs} jobs in flight>"
 
+    def _count(self, name: str, labels: Labels, amount: float) -> None:
+        key = (name, labels)
+        self._sample.counters[key] += amount
+        self.totals[key] += amount
+
+    def _observe(self, name: str, labels: Labels, value: float) -> None:
+        key = (name, labels)
+        untaken = self._sample.observations[key]
+        if len(untaken) < _MAX_UNTAKEN:
+            untaken.append(value)
+        bounds = BUCKETS[name]
+        counts = self.histograms.get(key)
+        if counts is None:
+            counts = self.histograms[key] = [0] * (len(bounds) + 2)
+        counts[bisect_left(bounds, value)] += 1
+        counts[-1] += value
+
     def _looked_up(self, e: LookedUp) -> None:
-        self._sample.counters["lookups", (e.tier,)] += e.queries
+        self._count("lookups", (e.tier,), e.queries)
         if e.hits:
-            self._sample.counters["hits", (e.tier,)] += e.hits
+            self._count("hits", (e.tier,), e.hits)
 
     def _settled(self, e: LookupsSettled) -> None:
         for (tier, reason), chunks in e.missed.items():
@@ -97,18 +127,18 @@ class Metrics:
 
     def _lookup_timed(self, e: LookupTimed) -> None:
         if e.seconds is not None:
-            self._sample.observations["lookup_seconds", (e.tier,)].append(e.seconds)
+            self._observe("lookup_seconds", (e.tier,), e.seconds)
         if e.waited_s is not None:
-            self._sample.observations["lookup_waited_seconds", (e.tier,)].append(e.waited_s)
+            self._observe("lookup_waited_seconds", (e.tier,), e.waited_s)
 
     def _stored(self, e: ChunksStored) -> None:
-        self._sample.counters["stored", (e.tier,)] += len(e.keys)
+        self._count("stored", (e.tier,), len(e.keys))
 
     def _removed(self, e: ChunksRemoved) -> None:
-        self._sample.counters["removed", (e.tier, e.reason)] += len(e.keys)
+        self._count("removed", (e.tier, e.reason), len(e.keys))
 
     def _declined(self, e: ChunksDeclined) -> None:
-        self._sample.counters["declined", (e.hop, e.tier, e.reason)] += e.chunks
+        self._count("declined", (e.hop, e.tier, e.reason), e.chunks)
 
     def _started(self, e: TransferStarted) -> None:
         active = self.active.setdefault((e.hop, e.tier), [0, 0])
@@ -119,22 +149,21 @@ class Metrics:
         active = self.active.setdefault((e.hop, e.tier), [0, 0])
         active[0] -= 1
         active[1] -= e.done + e.failed
-        counters = self._sample.counters
         if e.failed:
             reason = e.reason if e.reason else "failed"
-            counters["jobs_failed", (e.hop, e.tier, reason)] += 1
-            counters["chunks_failed", (e.hop, e.tier, reason)] += e.failed
+            self._count("jobs_failed", (e.hop, e.tier, reason), 1)
+            self._count("chunks_failed", (e.hop, e.tier, reason), e.failed)
         if e.done:
-            counters["bytes", (e.hop, e.tier)] += e.bytes
-            counters["seconds", (e.hop, e.tier)] += e.seconds
+            self._count("bytes", (e.hop, e.tier), e.bytes)
+            self._count("seconds", (e.hop, e.tier), e.seconds)
 
     def _copies_failed(self, e: CopiesFailed) -> None:
-        self._sample.counters["chunks_failed", (e.hop, e.tier, "failed")] += e.chunks
+        self._count("chunks_failed", (e.hop, e.tier, "failed"), e.chunks)
 
     def _offered(self, e: StoreOffered) -> None:
-        self._sample.observations["store_offered", ()].append(e.chunks)
+        self._observe("store_offered", (), e.chunks)
 
     def _warmed_up(self, e: WarmedUp) -> None:
         for outcome, chunks in e._asdict().items():
             if chunks:
-                self._sample.counters["warmed_up", (outcome,)] += chunks
+                self._count("warmed_up", (outcome,), chunks)

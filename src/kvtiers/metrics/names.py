@@ -1,0 +1,272 @@
+"""Every metric by its exported name: kind, labels, meaning, and what of the fold feeds it.
+
+One table for all exporters, so that none sends what another does not declare. Names that vLLM's
+offloading has keep their labels, buckets and meaning; new facts have names of their own.
+"""
+
+import functools
+from dataclasses import dataclass
+from enum import Enum
+
+from kvtiers.events import Hop, Reason
+
+Labels = tuple[str, ...]
+
+_CPU = "vllm:kv_offload_cpu_"
+_TIERING = "vllm:kv_offload_tiering_"
+_OURS = "vllm:kvtiers_"
+
+FAST_S = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0)
+SLOW_S = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 10.0)
+_CHUNKS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
+
+
+class Kind(Enum):
+    """What a metric is to Prometheus."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One exported metric."""
+
+    name: str
+    kind: Kind
+    doc: str
+    labels: Labels = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, ascending, without infinity."""
+    fold: str = ""
+    """What of ``Metrics`` feeds it; of gauges nothing does."""
+    pick: tuple[int, ...] = ()
+    """Which labels of that are passed on."""
+    only: tuple[tuple[int, str], ...] = ()
+    """(label, value) that what counts must have."""
+
+    def takes(self, labels: Labels) -> bool:
+        """Whether what the fold has under ``labels`` counts."""
+        return all(labels[i] == value for i, value in self.only)
+
+
+def _counter(
+    name: str, fold: str, doc: str, *labels: str, pick: Labels | None = None, **only: str
+) -> Metric:
+    """A counter whose fold has the labels ``pick``, by default those that are exported."""
+    there = labels if pick is None else pick
+    return Metric(
+        name,
+        Kind.COUNTER,
+        doc,
+        labels,
+        fold=fold,
+        pick=tuple(there.index(label) for label in labels),
+        only=tuple((there.index(label), value) for label, value in only.items()),
+    )
+
+
+def _histogram(name: str, fold: str, doc: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+    pick = tuple(range(len(labels)))
+    return Metric(name, Kind.HISTOGRAM, doc, labels, buckets, fold, pick)
+
+
+def _gauge(name: str, doc: str, *labels: str) -> Metric:
+    return Metric(name, Kind.GAUGE, doc, labels)
+
+
+_MOVED = ("hop", "tier")
+_DECLINED = ("hop", "tier", "reason")
+
+USED_FRACTION = _CPU + "cache_usage_perc"
+FILLING_FRACTION = _CPU + "cache_write_usage_perc"
+PINNED_FRACTION = _CPU + "cache_read_usage_perc"
+PROMOTED_FRACTION = _TIERING + "primary_write_usage_perc"
+CASCADED_FRACTION = _TIERING + "primary_read_usage_perc"
+PROMOTIONS = _TIERING + "active_promotion_jobs"
+CASCADES = _TIERING + "active_cascade_jobs"
+HOST_BYTES = _OURS + "host_bytes"
+TIER_BYTES = _OURS + "tier_bytes"
+BACKLOG = _OURS + "backlog_chunks"
+QUEUE_JOBS = _OURS + "queue_jobs"
+QUEUE_BYTES = _OURS + "queue_bytes"
+TIER_STATE = _OURS + "tier_state"
+
+_UPSTREAM = (
+    _counter(_TIERING + "chunk_queries", "lookups", "Chunk lookups a tier resolved.", "tier"),
+    _counter(_TIERING + "chunk_hits", "hits", "Chunk lookups a tier had.", "tier"),
+    _counter(
+        _TIERING + "read_bytes",
+        "bytes",
+        "Bytes read from a secondary tier into host memory.",
+        "tier",
+        pick=_MOVED,
+        hop=Hop.PROMOTE,
+    ),
+    _counter(
+        _TIERING + "read_time",
+        "seconds",
+        "Seconds spent reading from a secondary tier into host memory.",
+        "tier",
+        pick=_MOVED,
+        hop=Hop.PROMOTE,
+    ),
+    _counter(
+        _TIERING + "write_bytes",
+        "bytes",
+        "Bytes written from host memory to a secondary tier.",
+        "tier",
+        pick=_MOVED,
+        hop=Hop.CASCADE,
+    ),
+    _counter(
+        _TIERING + "write_time",
+        "seconds",
+        "Seconds spent writing from host memory to a secondary tier.",
+        "tier",
+        pick=_MOVED,
+        hop=Hop.CASCADE,
+    ),
+    _counter(
+        _TIERING + "promotion_job_failures",
+        "jobs_failed",
+        "Promotion jobs of which at least one chunk failed.",
+        "tier",
+        pick=_DECLINED,
+        hop=Hop.PROMOTE,
+    ),
+    _counter(
+        _TIERING + "cascade_job_failures",
+        "jobs_failed",
+        "Cascade jobs of which at least one chunk failed.",
+        "tier",
+        pick=_DECLINED,
+        hop=Hop.CASCADE,
+    ),
+    _counter(
+        _TIERING + "promotion_allocation_failures",
+        "declined",
+        "Promotions for which host memory had no room.",
+        pick=_DECLINED,
+        hop=Hop.PROMOTE,
+        reason=Reason.NO_ROOM,
+    ),
+    _counter(
+        "vllm:kv_offload_stores_skipped",
+        "declined",
+        "Stores skipped because store_threshold was not reached.",
+        pick=_DECLINED,
+        hop=Hop.STORE,
+        reason=Reason.THRESHOLD,
+    ),
+    _counter(
+        _TIERING + "backpressure_blocks_dropped",
+        "declined",
+        "Chunks that left host memory before a slow tier took them.",
+        "tier",
+        pick=_DECLINED,
+        hop=Hop.CASCADE,
+        reason=Reason.EVICTED,
+    ),
+    _histogram(
+        _TIERING + "lookup_sync_delay_seconds",
+        "lookup_seconds",
+        "Seconds inside a chunk lookup (sampled).",
+        FAST_S,
+        "tier",
+    ),
+    _histogram(
+        _TIERING + "lookup_async_delay_seconds",
+        "lookup_waited_seconds",
+        "Seconds from a chunk lookup's first retry to its verdict.",
+        SLOW_S,
+        "tier",
+    ),
+    _histogram(
+        _CPU + "allocation_size",
+        "store_offered",
+        "Chunks that one store asked room for.",
+        _CHUNKS,
+    ),
+    _gauge(USED_FRACTION, "Fraction of host slots pinned by transfers of any kind."),
+    _gauge(FILLING_FRACTION, "Fraction of host slots being filled."),
+    _gauge(PINNED_FRACTION, "Fraction of host slots being read by transfers."),
+    _gauge(PROMOTED_FRACTION, "Fraction of host slots promotions of a tier fill.", "tier"),
+    _gauge(CASCADED_FRACTION, "Fraction of host slots cascades to a tier read.", "tier"),
+    _gauge(PROMOTIONS, "Promotion jobs in flight.", "tier"),
+    _gauge(CASCADES, "Cascade jobs in flight.", "tier"),
+)
+"""Names that vLLM's offloading has."""
+
+_NEW = (
+    _counter(_OURS + "chunks_stored", "stored", "Chunks that became resident.", "tier"),
+    _counter(
+        _OURS + "chunks_removed",
+        "removed",
+        "Chunks that are resident no more, by reason.",
+        "tier",
+        "reason",
+    ),
+    _counter(
+        _OURS + "checksum_failures",
+        "removed",
+        "Chunks that were found damaged, short, or not to be the chunk they should be.",
+        "tier",
+        pick=("tier", "reason"),
+        reason=Reason.CORRUPT,
+    ),
+    _counter(
+        _OURS + "chunks_declined",
+        "declined",
+        "Chunks a hop did not take, by reason; all but the evicted are offered again.",
+        *_DECLINED,
+    ),
+    _counter(
+        _OURS + "chunks_failed",
+        "chunks_failed",
+        "Chunks a job failed to move, by reason.",
+        *_DECLINED,
+    ),
+    _counter(
+        _OURS + "warm_up_chunks",
+        "warmed_up",
+        "Chunks of the hot list: promoted, missing, or not_asked for want of room or time.",
+        "outcome",
+    ),
+    _gauge(HOST_BYTES, "Bytes of host memory: capacity, resident, pinned, filling.", "state"),
+    _gauge(
+        TIER_BYTES,
+        "Bytes of a bounded tier: used, other namespaces included, and capacity; resident: those of"
+        " this namespace, where a tier knows.",
+        "tier",
+        "state",
+    ),
+    _gauge(BACKLOG, "Chunks in host memory that wait for a cascade to a tier.", "tier"),
+    _gauge(QUEUE_JOBS, "Jobs that a tier took and has not ended.", "tier"),
+    _gauge(QUEUE_BYTES, "Bytes of cascades that a tier took and has not ended.", "tier"),
+    _gauge(
+        TIER_STATE,
+        "0: in use. 1: being tried again. 2: left alone after failures in a row.",
+        "tier",
+    ),
+)
+"""Names of our own."""
+
+METRICS: tuple[Metric, ...] = (*_UPSTREAM, *_NEW)
+"""All there are."""
+
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+BUCKETS = {metric.fold: metric.buckets for metric in METRICS if metric.kind is Kind.HISTOGRAM}
+"""Of observations, by what the fold calls them."""
+
+
+@functools.cache
+def destinations(fold: str, labels: Labels) -> tuple[tuple[str, Labels], ...]:
+    """The exported metrics, with their labels, that the fold's ``fold`` under ``labels`` feeds."""
+    return tuple(
+        (metric.name, tuple(str(labels[i]) for i in metric.pick))
+        for metric in METRICS
+        if metric.fold == fold and metric.takes(labels)
+    )
