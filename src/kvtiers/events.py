@@ -164,7 +164,22 @@ class TransferFinished(NamedTuple):
     failed: int
     bytes: int
     seconds: float
+    """That the tier spent moving them."""
     reason: Reason | None = None
+    took_s: float = 0.0
+    """From being handed to the tier until its end was seen, waiting for others included."""
+
+
+class ChunksCopied(NamedTuple):
+    """``chunks`` were copied between host memory and accelerator."""
+
+    hop: Hop
+    chunks: int
+    seconds: float
+    """From the reservation of their slots, or their pins, until the copy was seen to have ended."""
+    waited_s: float | None = None
+    """Of a load whose request had to wait for chunks: from the first lookup that could not be
+    answered to the same end."""
 
 
 class CopiesFailed(NamedTuple):
@@ -198,6 +213,7 @@ Event = (
     | LookupTimed
     | TransferStarted
     | TransferFinished
+    | ChunksCopied
     | CopiesFailed
     | StoreOffered
     | WarmedUp

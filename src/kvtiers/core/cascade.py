@@ -133,7 +133,7 @@ class Cascades:
             if backlog.refusals:
                 backlog.paused_until = now  # a job's room came free
         done = len(flight.keys) - len(failed)
-        self._emit(finished_event(flight, outcome, done, len(failed)))
+        self._emit(finished_event(flight, outcome, done, len(failed), now))
 
     def let_go(self, flight: Flight) -> None:
         """The tier no longer touches the slots of a job."""

@@ -63,7 +63,9 @@ class Request:
     took_s: dict[str, float] = field(default_factory=dict)
     """By tier, the longest that was waited for an answer or a promotion."""
     waiting_began: float | None = None
-    """When it first waited since its lookups began."""
+    """When it first waited since the engine began to ask, also when it has given up waiting."""
+    load_began: tuple[float, float | None] = (0.0, None)
+    """When the last load was planned, and what ``waiting_began`` was then."""
     gave_up: bool = False
     """Waited too long: do without what is not in host memory."""
     load_failed: bool = False

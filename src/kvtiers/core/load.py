@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvtiers.chunks import Key
 from kvtiers.core.ledger import Departed, Ledger, Request
-from kvtiers.events import PRIMARY, CopiesFailed, Hop, Reason, Sink
+from kvtiers.events import PRIMARY, ChunksCopied, CopiesFailed, Hop, Reason, Sink
 
 NO_SLOT = -1
 """Stands for a chunk that is not there: the copy of such a job must fail, and be recomputed."""
@@ -19,12 +19,13 @@ class Loads:
         self._emit = emit
         self._departed = departed
 
-    def plan(self, keys: Sequence[Key], request: Request) -> list[int]:
+    def plan(self, keys: Sequence[Key], request: Request, now: float) -> list[int]:
         """Pin chunks that a lookup found; the slot of each, ``NO_SLOT`` if it is gone."""
         ready = self._index.ready
         there = [k for k in keys if k in ready]
         slots = self._index.hold(there)
         request.loading = (tuple(keys), tuple(slots))
+        request.load_began = now, request.waiting_began
         self._index.touch(there)
         self._ledger.let_go(request)
         if len(there) == len(keys):
@@ -32,8 +33,11 @@ class Loads:
         slot_of = dict(zip(there, slots, strict=True))
         return [slot_of.get(k, NO_SLOT) for k in keys]
 
-    def complete(self, request: Request, ok: bool) -> tuple[Key, ...]:
-        """The copy ended; the chunks that were dropped because it failed."""
+    def complete(self, request: Request, ok: bool, now: float | None) -> tuple[Key, ...]:
+        """The copy ended; the chunks that were dropped because it failed.
+
+        ``now``: when that was seen; None: it was none to an accelerator.
+        """
         if request.loading is None:
             return ()
         keys, slots = request.loading
@@ -45,5 +49,9 @@ class Loads:
             dropped = self._index.drop([k for k in keys if k in self._index.ready])
             if dropped:
                 self._departed(dropped, Reason.FAILED)
+        elif now is not None:
+            began, waited = request.load_began
+            waited_s = None if waited is None else now - waited
+            self._emit(ChunksCopied(Hop.LOAD, len(keys), now - began, waited_s))
         self._index.release(list(slots))
         return tuple(dropped)

@@ -175,15 +175,18 @@ class TieringManager:
 
         A chunk that is gone gets the slot -1: the engine must fail that copy and recompute.
         """
-        slots = self._loads.plan(keys, request)
+        slots = self._loads.plan(keys, request, self._now)
         request.hits.update(k for k in keys if k in self._ready)
         whole = request.loading is not None and len(request.loading[1]) == len(keys)
         self._settle_lookups(request, keys if whole else ())
         return slots
 
-    def complete_load(self, request: Request, ok: bool = True) -> None:
-        """The copy to the accelerator ended. If it failed its chunks are misses from now on."""
-        self._loads.complete(request, ok)
+    def complete_load(self, request: Request, ok: bool = True, *, now: float | None = None) -> None:
+        """The copy to the accelerator ended. If it failed its chunks are misses from now on.
+
+        With ``now`` it is told how long it took.
+        """
+        self._loads.complete(request, ok, now)
         request.origin.clear()
         self.room_epoch += 1
         if request.finished:
@@ -204,16 +207,21 @@ class TieringManager:
     def store(self, keys: Sequence[Key], request: Request) -> StorePlan:
         """Reserve slots for offered chunks, in prefix order; what is resident counts as used."""
         request.offered.update(keys)
-        plan = self._stores.plan(keys, request.offered, at_once=bool(request.wants_all))
+        plan = self._stores.plan(keys, request.offered, self._now, at_once=bool(request.wants_all))
         if plan.resident:
             self._touched.extend(plan.resident)
             if request.wants_all:
                 self._cascades.offer(plan.resident, only=request.wants_all)
         return plan
 
-    def complete_store(self, keys: Collection[Key], failed: Collection[Key] = ()) -> None:
-        """The copies from the accelerator ended; what did not fail is resident and cascades."""
-        stored = self._stores.complete(keys, failed)
+    def complete_store(
+        self, keys: Collection[Key], failed: Collection[Key] = (), *, now: float | None = None
+    ) -> None:
+        """The copies from the accelerator ended; what did not fail is resident and cascades.
+
+        With ``now`` it is told how long it took.
+        """
+        stored = self._stores.complete(keys, failed, now)
         self.room_epoch += 1
         if stored and self.tiers:
             self._cascades.offer(stored)
@@ -292,6 +300,7 @@ class TieringManager:
             if request.finished:
                 del self._ledger.requests[request.context.request_id]
         self._cascades.forget()
+        self._stores.forget()
         resident = tuple(self._ready)  # what is filling was never said to be stored
         self._index.clear()
         if resident:
@@ -418,6 +427,7 @@ class TieringManager:
         """Lookups of this request are over for now: count each chunk once, touch what was found."""
         hits, below = request.hits, request.below
         if not hits and not below:
+            request.waiting_began = None
             return
         found = len(hits.difference(below)) if below else len(hits)
         self._emit(LookedUp(PRIMARY, found + len(below), found))

@@ -11,13 +11,25 @@ from kvtiers.tiers.misses import miss_of
 
 
 def finished_event(
-    flight: Flight, outcome: JobOutcome, done: int, failed: int, reason: Reason | None = None
+    flight: Flight,
+    outcome: JobOutcome,
+    done: int,
+    failed: int,
+    now: float,
+    reason: Reason | None = None,
 ) -> TransferFinished:
     """The event that a job ended with; ``reason`` is found in the outcome if it is not given."""
     if reason is None and failed:
         reason = _reason_of([e.kind for e in outcome.failed.values()])
     return TransferFinished(
-        flight.hop, flight.tier.label, done, failed, outcome.bytes, outcome.seconds, reason
+        flight.hop,
+        flight.tier.label,
+        done,
+        failed,
+        outcome.bytes,
+        outcome.seconds,
+        reason,
+        now - flight.started,
     )
 
 

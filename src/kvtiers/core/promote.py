@@ -131,7 +131,7 @@ class Promotions:
         if request is not None:
             request.note_wait(flight.tier.label, now - flight.started)
             self._landed(request, flight, stored, miss_reasons(failed, outcome))
-        self._emit(finished_event(flight, outcome, len(done), len(failed)))
+        self._emit(finished_event(flight, outcome, len(done), len(failed), now))
         return tuple(stored)
 
     def expire(self, now: float) -> None:
@@ -292,7 +292,8 @@ class Promotions:
         self._index.settle(flight.keys, flight.slots, flight.keys)
         self._landed(request, flight, (), dict.fromkeys(flight.keys, MissReason.TIER_DOWN))
         refused = JobOutcome(job_id, ())
-        self._emit(finished_event(flight, refused, 0, len(flight.keys), Reason.PRESSURE))
+        count = len(flight.keys)
+        self._emit(finished_event(flight, refused, 0, count, flight.started, Reason.PRESSURE))
 
     def _landed(
         self,

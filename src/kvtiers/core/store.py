@@ -8,6 +8,7 @@ from kvtiers.chunks import Key, Lookup
 from kvtiers.core.ledger import Departed, Ledger
 from kvtiers.events import (
     PRIMARY,
+    ChunksCopied,
     ChunksDeclined,
     ChunksStored,
     CopiesFailed,
@@ -67,8 +68,12 @@ class Stores:
         self._emit = emit
         self._departed = departed
         self._counter = counter
+        self._began: dict[Key, float] = {}
+        """When slots were reserved, by the first chunk of each plan."""
 
-    def plan(self, keys: Sequence[Key], prefix: Set[Key], *, at_once: bool = False) -> StorePlan:
+    def plan(
+        self, keys: Sequence[Key], prefix: Set[Key], now: float, *, at_once: bool = False
+    ) -> StorePlan:
         """Reserve slots for the offered chunks that are absent, of each size first ones first.
 
         None of ``prefix``, the chunks of the same request so far, is evicted for them: the end of a
@@ -90,6 +95,8 @@ class Stores:
         taken = self._index.reserve(absent, protected=prefix)
         if taken.evicted:
             self._departed(taken.evicted, Reason.EVICTED)
+        if taken.keys:
+            self._began[taken.keys[0]] = now
         declined: list[Key] = []
         if len(taken.keys) < len(absent):
             has_slot = set(taken.keys)
@@ -99,20 +106,34 @@ class Stores:
             list(taken.keys), list(taken.slots), list(taken.evicted), declined, resident
         )
 
-    def complete(self, keys: Collection[Key], failed: Collection[Key]) -> list[Key]:
-        """The device wrote, or failed to write, these chunks; those that are now resident."""
+    def complete(
+        self, keys: Collection[Key], failed: Collection[Key], now: float | None
+    ) -> list[Key]:
+        """The device wrote, or failed to write, these chunks; those that are now resident.
+
+        ``now``: when that was seen, if it is to be timed.
+        """
+        began = [self._began.pop(key) for key in self._began.keys() & keys]
         lost = sum(k in self._index.filling for k in failed) if failed else 0
         stored = self._index.commit(list(keys), failed)
         if lost:
             self._emit(CopiesFailed(Hop.STORE, PRIMARY, lost))
         if stored:
             self._emit(ChunksStored(PRIMARY, tuple(stored)))
+            if began and now is not None:
+                self._emit(ChunksCopied(Hop.STORE, len(stored), now - min(began)))
         return stored
+
+    def forget(self) -> None:
+        """Host memory was reset: what is being written is not waited for."""
+        self._began.clear()
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""
         if self._counter is not None:
             self._counter.check()
+        strays = self._began.keys() - self._index.filling.keys()
+        assert not strays, f"{len(strays)} chunks are timed that nobody writes"
 
     def _admit(self, absent: list[Key]) -> list[Key]:
         assert self._counter is not None

@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from kvtiers.events import (
+    ChunksCopied,
     ChunksDeclined,
     ChunksRemoved,
     ChunksStored,
@@ -47,8 +48,9 @@ class Metrics:
     ``declined`` (hop, tier, reason); ``jobs_failed``, ``chunks_failed`` (hop, tier, reason);
     ``misses`` (tier, reason); ``loaded_tokens`` (tier);
     ``bytes``, ``seconds`` (hop, tier); ``warmed_up`` (outcome). Observations: ``lookup_seconds``,
-    ``lookup_waited_seconds`` (tier), ``store_offered`` (). ``active`` (hop, tier): jobs and chunks
-    in flight now.
+    ``lookup_waited_seconds``, ``promote_seconds``, ``cascade_seconds`` (tier); ``store_offered``,
+    ``store_seconds``, ``load_seconds``, ``request_wait_seconds`` (). ``active`` (hop, tier): jobs
+    and chunks in flight now.
     """
 
     def __init__(self) -> None:
@@ -67,6 +69,7 @@ class Metrics:
             ChunksDeclined: self._declined,
             TransferStarted: self._started,
             TransferFinished: self._finished,
+            ChunksCopied: self._copied,
             CopiesFailed: self._copies_failed,
             StoreOffered: self._offered,
             WarmedUp: self._warmed_up,
@@ -156,6 +159,12 @@ class Metrics:
         if e.done:
             self._count("bytes", (e.hop, e.tier), e.bytes)
             self._count("seconds", (e.hop, e.tier), e.seconds)
+            self._observe(f"{e.hop}_seconds", (e.tier,), e.took_s)
+
+    def _copied(self, e: ChunksCopied) -> None:
+        self._observe(f"{e.hop}_seconds", (), e.seconds)
+        if e.waited_s is not None:
+            self._observe("request_wait_seconds", (), e.waited_s)
 
     def _copies_failed(self, e: CopiesFailed) -> None:
         self._count("chunks_failed", (e.hop, e.tier, "failed"), e.chunks)

@@ -18,6 +18,10 @@ _OURS = "vllm:kvtiers_"
 
 FAST_S = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0)
 SLOW_S = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 10.0)
+_JOB_S = (
+    *(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
 _CHUNKS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 
 
@@ -227,6 +231,38 @@ _NEW = (
         "chunks_failed",
         "Chunks a job failed to move, by reason.",
         *_DECLINED,
+    ),
+    _histogram(
+        _OURS + "store_seconds",
+        "store_seconds",
+        "Seconds of a store, accelerator to host memory: from the slots' reservation to its end.",
+        _JOB_S,
+    ),
+    _histogram(
+        _OURS + "cascade_seconds",
+        "cascade_seconds",
+        "Seconds of a cascade job, host memory to tier: from being handed over to its end.",
+        _JOB_S,
+        "tier",
+    ),
+    _histogram(
+        _OURS + "promotion_seconds",
+        "promote_seconds",
+        "Seconds of a promotion job, tier to host memory: from being handed over to its end.",
+        _JOB_S,
+        "tier",
+    ),
+    _histogram(
+        _OURS + "load_seconds",
+        "load_seconds",
+        "Seconds of a load, host memory to accelerator: from the chunks' pins to its end.",
+        _JOB_S,
+    ),
+    _histogram(
+        _OURS + "request_wait_seconds",
+        "request_wait_seconds",
+        "Seconds from the first lookup that a request had to wait for, to the end of its load.",
+        _JOB_S,
     ),
     _counter(
         _OURS + "warm_up_chunks",

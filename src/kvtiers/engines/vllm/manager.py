@@ -188,7 +188,7 @@ class VllmManager(OffloadingManager):
         """The copy ended, well unless ``note_failed_load`` was called for this request."""
         failed = req_context.req_id in self._failed_loads
         self._failed_loads.discard(req_context.req_id)
-        self.core.complete_load(self._request(req_context), ok=not failed)
+        self.core.complete_load(self._request(req_context), ok=not failed, now=self._clock())
 
     @_fenced(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -231,7 +231,7 @@ class VllmManager(OffloadingManager):
         if self._failed_stores:
             failed = [k for k in names if not success or k in self._failed_stores]
             self._failed_stores.difference_update(names)
-        self.core.complete_store(names, failed)
+        self.core.complete_store(names, failed, now=self._clock())
 
     # -- what vLLM's interface cannot say, for our own connector ----------------------------------
 
