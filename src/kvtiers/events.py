@@ -6,7 +6,7 @@ scheduler thread, at a third of the cost of a frozen dataclass. Tier names are l
 type first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -94,6 +94,19 @@ class ChunksRemoved(NamedTuple):
     tier: str
     keys: tuple[Key, ...]
     reason: Reason
+
+
+class ChunksPrompted(NamedTuple):
+    """A new request has these chunks in its prompt, whether they were asked for or not."""
+
+    keys: Sequence[Key]
+
+
+class PrefillTimed(NamedTuple):
+    """The engine computed ``tokens`` of prompts within ``seconds``."""
+
+    tokens: int
+    seconds: float
 
 
 class ChunksDeclined(NamedTuple):
@@ -207,6 +220,8 @@ class WarmedUp(NamedTuple):
 Event = (
     ChunksStored
     | ChunksRemoved
+    | ChunksPrompted
+    | PrefillTimed
     | ChunksDeclined
     | LookedUp
     | LookupsSettled

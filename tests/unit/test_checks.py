@@ -20,6 +20,7 @@ from kvtiers.device.cuda_copier import CudaCopier
 from kvtiers.device.streams import CudaDevice
 from kvtiers.engines.vllm.manager import VllmManager
 from kvtiers.engines.vllm.offers import Declined
+from kvtiers.engines.vllm.pace import Pace
 from kvtiers.engines.vllm.scheduler import KVTiersScheduler
 from kvtiers.engines.vllm.worker import KVTiersWorker
 from kvtiers.errors import Kind, KVTiersError
@@ -310,6 +311,7 @@ def vllm_scheduler(**state):
     scheduler = KVTiersScheduler.__new__(KVTiersScheduler)
     scheduler.manager = vllm_manager()
     scheduler._jobs = {}
+    scheduler._pace = Pace()
     for name, value in {"_declined": {}, "_stale_reports": {}, "_failed_loads": set()}.items():
         setattr(scheduler, name, state.get(name, value))
     return scheduler

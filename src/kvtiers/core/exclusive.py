@@ -18,6 +18,8 @@ from kvtiers.host.parts import HostUse
 _CALLS = (
     "on_new_request",
     "request",
+    "prompted",
+    "prefilled",
     "on_request_scheduled",
     "on_request_finished",
     "lookup",

@@ -20,7 +20,17 @@ from kvtiers.core.settled import Settling
 from kvtiers.core.store import StorePlan, Stores, UseCounter
 from kvtiers.core.warm import WarmUp
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.events import PRIMARY, ChunksRemoved, Hop, LookedUp, MissReason, Reason, Sink
+from kvtiers.events import (
+    PRIMARY,
+    ChunksPrompted,
+    ChunksRemoved,
+    Hop,
+    LookedUp,
+    MissReason,
+    PrefillTimed,
+    Reason,
+    Sink,
+)
 from kvtiers.host.chunkindex import ChunkIndex
 from kvtiers.host.parts import HostUse
 from kvtiers.tiers.base import JobOutcome, JobReleased, SecondaryTierManager
@@ -105,6 +115,14 @@ class TieringManager:
     def request(self, request_id: str) -> Request | None:
         """The handle of a live request."""
         return self._ledger.requests.get(request_id)
+
+    def prompted(self, keys: Sequence[Key]) -> None:
+        """A new request has these chunks in its prompt: once per request, for statistics."""
+        self._emit(ChunksPrompted(keys))
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """The engine computed ``tokens`` of prompts in so long: what loads save is told by it."""
+        self._emit(PrefillTimed(tokens, seconds))
 
     def on_request_scheduled(self, request: Request) -> None:
         """The engine stopped asking and began to compute: what was kept for it is let go."""

@@ -5,13 +5,17 @@ and ``histograms`` count since the start and may be copied on any thread; ``take
 gathered since its last call, for an exporter that adds it up across processes.
 """
 
+import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvtiers.events import (
+    PRIMARY,
     ChunksCopied,
     ChunksDeclined,
+    ChunksPrompted,
     ChunksRemoved,
     ChunksStored,
     CopiesFailed,
@@ -20,13 +24,18 @@ from kvtiers.events import (
     LookedUp,
     LookupsSettled,
     LookupTimed,
+    PrefillTimed,
+    Reason,
     StoreOffered,
     TransferFinished,
     TransferStarted,
     WarmedUp,
 )
 from kvtiers.metrics.names import BUCKETS, Labels
+from kvtiers.metrics.recurrence import Recurrence, sampled
+from kvtiers.metrics.stays import Stays
 
+_PACES = 15
 _MAX_UNTAKEN = 4096
 """Values of one kind that are kept for ``take``; where nobody takes, the histograms have them."""
 
@@ -46,14 +55,20 @@ class Metrics:
 
     Counters (labels): ``lookups``, ``hits`` (tier); ``stored``, ``removed`` (tier[, reason]);
     ``declined`` (hop, tier, reason); ``jobs_failed``, ``chunks_failed`` (hop, tier, reason);
-    ``misses`` (tier, reason); ``loaded_tokens`` (tier);
-    ``bytes``, ``seconds`` (hop, tier); ``warmed_up`` (outcome). Observations: ``lookup_seconds``,
-    ``lookup_waited_seconds``, ``promote_seconds``, ``cascade_seconds`` (tier); ``store_offered``,
-    ``store_seconds``, ``load_seconds``, ``request_wait_seconds`` (). ``active`` (hop, tier): jobs
-    and chunks in flight now.
+    ``misses`` (tier, reason); ``loaded_tokens`` (tier); ``bytes``, ``seconds`` (hop, tier);
+    ``warmed_up`` (outcome); ``prompted``, ``saved_seconds`` (). Observations: ``lookup_seconds``,
+    ``lookup_waited_seconds``, ``promote_seconds``, ``cascade_seconds``, ``evicted_age`` (tier);
+    ``store_offered``, ``store_seconds``, ``load_seconds``, ``request_wait_seconds``,
+    ``reuse_distance`` (). ``active`` (hop, tier): jobs and chunks in flight now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` gives monotonic seconds."""
+        self._clock = clock
+        self._recurrence = Recurrence()
+        self._stays = Stays()
+        self._paces: deque[float] = deque(maxlen=_PACES)
+        """Seconds for a token of a prompt, in the last steps."""
         self._sample = Sample()
         self.totals: defaultdict[tuple[str, Labels], float] = defaultdict(float)
         """Counters since the start. ``copy`` is safe on any thread."""
@@ -66,6 +81,8 @@ class Metrics:
             LookupTimed: self._lookup_timed,
             ChunksStored: self._stored,
             ChunksRemoved: self._removed,
+            ChunksPrompted: self._prompted,
+            PrefillTimed: self._prefilled,
             ChunksDeclined: self._declined,
             TransferStarted: self._started,
             TransferFinished: self._finished,
@@ -81,6 +98,12 @@ class Metrics:
         if fold is not None:
             fold(event)  # type: ignore[operator]
 
+    @property
+    def distinct(self) -> float | None:
+        """How many of the chunks of prompts were never seen before, about; None: not known yet."""
+        new = self._recurrence.new_fraction
+        return None if new is None else new * self.totals["prompted", ()]
+
     def take(self) -> Sample:
         """What gathered since the last call."""
         sample, self._sample = self._sample, Sample()
@@ -91,6 +114,8 @@ class Metrics:
         for (hop, tier), (jobs, chunks) in self.active.items():
             fit = 0 < jobs <= chunks or jobs == chunks == 0
             assert fit, f"{hop} of {tier}: {jobs} jobs with {chunks} chunks are in flight"
+        self._recurrence.check()
+        self._stays.check()
         assert all(n >= 0 for n in self._sample.counters.values()), "a counter went down"
         for name, values in self._sample.observations.items():
             assert len(values) <= _MAX_UNTAKEN, f"{name}: more values wait than may"
@@ -124,9 +149,9 @@ class Metrics:
 
     def _settled(self, e: LookupsSettled) -> None:
         for (tier, reason), chunks in e.missed.items():
-            self._sample.counters["misses", (tier, reason)] += chunks
+            self._count("misses", (tier, reason), chunks)
         for tier, tokens in e.loaded.items():
-            self._sample.counters["loaded_tokens", (tier,)] += tokens
+            self._count("loaded_tokens", (tier,), tokens)
 
     def _lookup_timed(self, e: LookupTimed) -> None:
         if e.seconds is not None:
@@ -136,9 +161,27 @@ class Metrics:
 
     def _stored(self, e: ChunksStored) -> None:
         self._count("stored", (e.tier,), len(e.keys))
+        some = sampled(e.keys)
+        if some:
+            self._stays.came(e.tier, some, self._clock())
+            if e.tier == PRIMARY:
+                self._recurrence.store(some)
+
+    def _prompted(self, e: ChunksPrompted) -> None:
+        self._count("prompted", (), len(e.keys))
+        for distance in self._recurrence.ask(sampled(e.keys)):
+            self._observe("reuse_distance", (), distance)
+
+    def _prefilled(self, e: PrefillTimed) -> None:
+        self._paces.append(e.seconds / e.tokens)
 
     def _removed(self, e: ChunksRemoved) -> None:
         self._count("removed", (e.tier, e.reason), len(e.keys))
+        some = sampled(e.keys)
+        if some:
+            stayed = self._stays.left(e.tier, some, self._clock())
+            for seconds in stayed if e.reason is Reason.EVICTED else ():
+                self._observe("evicted_age", (e.tier,), seconds)
 
     def _declined(self, e: ChunksDeclined) -> None:
         self._count("declined", (e.hop, e.tier, e.reason), e.chunks)

@@ -22,6 +22,8 @@ _JOB_S = (
     *(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
+_STAY_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 604800.0)
+_DISTANCES = (64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 _CHUNKS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 
 
@@ -95,6 +97,7 @@ TIER_BYTES = _OURS + "tier_bytes"
 BACKLOG = _OURS + "backlog_chunks"
 QUEUE_JOBS = _OURS + "queue_jobs"
 QUEUE_BYTES = _OURS + "queue_bytes"
+DISTINCT = _OURS + "distinct_chunks"
 TIER_STATE = _OURS + "tier_state"
 
 _UPSTREAM = (
@@ -264,6 +267,25 @@ _NEW = (
         "Seconds from the first lookup that a request had to wait for, to the end of its load.",
         _JOB_S,
     ),
+    _histogram(
+        _OURS + "evicted_age_seconds",
+        "evicted_age",
+        "Seconds that an evicted chunk was resident (sampled).",
+        _STAY_S,
+        "tier",
+    ),
+    _histogram(
+        _OURS + "reuse_distance_chunks",
+        "reuse_distance",
+        "Other chunks used between two prompts that have the same chunk (of one chunk in 64).",
+        _DISTANCES,
+    ),
+    _counter(
+        _OURS + "asked_chunks",
+        "prompted",
+        "Chunks of the prompts of new requests, whether they were looked up or not.",
+    ),
+    _gauge(DISTINCT, "Those of them that were never seen before: no room would have had them."),
     _counter(
         _OURS + "warm_up_chunks",
         "warmed_up",

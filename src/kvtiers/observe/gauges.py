@@ -131,7 +131,9 @@ class Gauges:
         return found
 
     def _of_others(self) -> dict[tuple[str, Labels], float]:
-        read = [(w.name, w.labels, w.read()) for w in self._watched]
+        read: list[tuple[str, Labels, float | None]]
+        read = [(names.DISTINCT, (), self._metrics.distinct)]
+        read += [(w.name, w.labels, w.read()) for w in self._watched]
         return {(name, labels): value for name, labels, value in read if value is not None}
 
     def check(self) -> None:

@@ -6,6 +6,7 @@ upstream's behaviour. All of upstream's private names that are used stand in
 """
 
 import copy
+import time
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -20,6 +21,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from kvtiers.engines.vllm import offers
 from kvtiers.engines.vllm.blocksize import keeper_of
 from kvtiers.engines.vllm.ownkeys import OwnKeyedState, tokens_per_link
+from kvtiers.engines.vllm.pace import Pace
 from kvtiers.engines.vllm.planned import PlanningScheduler
 from kvtiers.engines.vllm.spec import KVTiersSpec
 from kvtiers.engines.vllm.worker import WorkerMetadata
@@ -40,6 +42,7 @@ class KVTiersScheduler(PlanningScheduler):
             )
             # Of a part of a block vLLM stores the state under a hash of its own.
             self.config = self.config._replace(supports_partial_tail=False)
+        self._pace = Pace()
         self._declined: dict[str, offers.Declined] = {}
         self._failed_loads: set[int] = set()
         """Load jobs in flight that failed on some worker."""
@@ -146,6 +149,7 @@ class KVTiersScheduler(PlanningScheduler):
         """Upstream keeps the blocks of a preempted request on its books until it is resumed."""
         super()._update_req_states(scheduler_output)
         self._fenced(self._forget_preempted, scheduler_output)
+        self._fenced(self._note_prompts, scheduler_output)
 
     def _build_store_jobs(self, scheduler_output: SchedulerOutput) -> dict[int, TransferJob]:
         """Offer chunks for storing.
@@ -237,6 +241,19 @@ class KVTiersScheduler(PlanningScheduler):
                 for state in status.group_states:
                     state.block_ids.clear()
 
+    def _note_prompts(self, scheduler_output: SchedulerOutput) -> None:
+        """For statistics: which chunks new prompts have, and how fast prompts are computed."""
+        for new in scheduler_output.scheduled_new_reqs:
+            status = self._req_status.get(new.req_id)
+            if status is not None:
+                self.manager.core.prompted([k for g in status.group_states for k in g.offload_keys])
+        requests = len(scheduler_output.num_scheduled_tokens)
+        timed = self._pace.step(
+            scheduler_output.total_num_scheduled_tokens, requests, time.monotonic()
+        )
+        if timed is not None:
+            self.manager.core.prefilled(*timed)
+
     def _before_offers(self, scheduler_output: SchedulerOutput) -> None:
         resumed = getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ())
         self.manager.note_scheduled(resumed)
@@ -299,6 +316,7 @@ class KVTiersScheduler(PlanningScheduler):
         if self.manager.inert:
             return
         self.manager.check()
+        self._pace.check()
         for declined in self._declined.values():
             declined.check(self.manager.core.room_epoch)
         assert all(n > 0 for n in self._stale_reports.values()), "a stale job is waited for in vain"

@@ -1,0 +1,95 @@
+import pytest
+
+from kvtiers.events import (
+    PRIMARY,
+    ChunksCopied,
+    ChunksPrompted,
+    ChunksRemoved,
+    ChunksStored,
+    Hop,
+    Reason,
+    StoreOffered,
+    TransferFinished,
+    TransferStarted,
+)
+from kvtiers.metrics import Metrics
+from tests.unit.metrics.test_distinct import digests
+from tests.unit.tiers.tier_kit import ManualClock
+
+KEYS = tuple(digests(1, 4000))
+
+
+def test_ages_are_told_of_what_was_evicted_and_of_nothing_else() -> None:
+    clock = ManualClock()
+    metrics = Metrics(clock)
+    metrics(ChunksStored("1:fs", KEYS))
+    clock.advance(90.0)
+    metrics(ChunksRemoved("1:fs", KEYS[:2000], Reason.CORRUPT))
+    assert ("evicted_age", ("1:fs",)) not in metrics.histograms
+    metrics(ChunksRemoved("1:fs", KEYS[2000:], Reason.EVICTED))
+    ages = metrics.take().observations["evicted_age", ("1:fs",)]
+    assert set(ages) == {90.0}
+    assert len(ages) == pytest.approx(2000 / 16, rel=0.4)
+    metrics.check()
+
+
+def test_prompts_tell_what_is_new_and_how_far_apart_uses_are() -> None:
+    metrics = Metrics()
+    assert metrics.distinct is None
+    metrics(ChunksPrompted(KEYS))
+    assert metrics.distinct == pytest.approx(4000, rel=0.03)
+    assert ("reuse_distance", ()) not in metrics.histograms
+    metrics(ChunksPrompted(KEYS))
+    assert metrics.totals["prompted", ()] == 8000
+    assert metrics.distinct == pytest.approx(4000, rel=0.03)
+    distances = metrics.take().observations["reuse_distance", ()]
+    assert sum(distances) / len(distances) == pytest.approx(4000, rel=0.4)
+    metrics.check()
+
+
+def test_what_lower_tiers_store_is_not_seen_by_that() -> None:
+    metrics = Metrics()
+    metrics(ChunksStored("1:fs", KEYS))
+    metrics(ChunksPrompted(KEYS))
+    assert metrics.distinct == pytest.approx(4000, rel=0.03)
+    metrics = Metrics()
+    metrics(ChunksStored(PRIMARY, KEYS))
+    metrics(ChunksPrompted(KEYS))
+    assert metrics.distinct == 0
+
+
+def test_a_job_is_timed_if_something_of_it_arrived() -> None:
+    metrics = Metrics()
+    for done, failed in ((0, 2), (1, 1)):
+        metrics(TransferStarted(Hop.PROMOTE, "1:fs", 2))
+        metrics(TransferFinished(Hop.PROMOTE, "1:fs", done, failed, 8, 0.5, Reason.FAILED, 0.75))
+    assert metrics.take().observations == {("promote_seconds", ("1:fs",)): [0.75]}
+
+
+def test_copies_are_timed_by_hop_and_loads_with_what_was_waited_for() -> None:
+    metrics = Metrics()
+    metrics(ChunksCopied(Hop.STORE, 3, 0.25))
+    metrics(ChunksCopied(Hop.LOAD, 3, 0.5))
+    metrics(ChunksCopied(Hop.LOAD, 3, 0.75, 2.0))
+    assert metrics.take().observations == {
+        ("store_seconds", ()): [0.25],
+        ("load_seconds", ()): [0.5, 0.75],
+        ("request_wait_seconds", ()): [2.0],
+    }
+
+
+def test_where_nobody_takes_values_are_bounded_and_none_is_lost_to_the_histogram() -> None:
+    metrics = Metrics()
+    for _ in range(5000):
+        metrics(StoreOffered(3))
+    metrics.check()
+    assert len(metrics.take().observations["store_offered", ()]) == 4096
+    *counts, total = metrics.histograms["store_offered", ()]
+    assert (sum(counts), total) == (5000, 15000)
+    assert counts[1] == 5000, "3 lies between 1 and 4"
+
+
+def test_an_event_that_nothing_is_counted_of_passes_by() -> None:
+    metrics = Metrics()
+    metrics("of a kind that comes later")  # type: ignore[arg-type]
+    assert metrics.totals == {}

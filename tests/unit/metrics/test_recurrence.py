@@ -1,0 +1,96 @@
+import random
+from collections import OrderedDict
+
+import pytest
+
+from kvtiers.chunks import Key
+from kvtiers.metrics.recurrence import MAX_MEASURED, MEASURED_ONE_IN, Recurrence, sampled
+from tests.unit.metrics.test_distinct import digests
+
+
+def ask(recurrence: Recurrence, keys: list[Key]) -> list[int]:
+    distances = recurrence.ask(sampled(keys))
+    recurrence.check()
+    return distances
+
+
+def test_nothing_is_known_before_something_was_asked() -> None:
+    assert Recurrence().new_fraction is None
+
+
+def test_the_ceiling_is_what_unlimited_room_would_have_had() -> None:
+    """Six conversations of which each turn asks for all that was before, and for something new."""
+    recurrence = Recurrence()
+    asked = there = 0
+    seen: set[Key] = set()
+    for turn in range(1, 9):
+        for conversation in range(6):
+            prompt = digests(conversation, 400 * turn)
+            asked += len(prompt)
+            there += len(seen.intersection(prompt))
+            seen.update(prompt)
+            ask(recurrence, prompt)
+    assert recurrence.new_fraction is not None
+    assert 1.0 - recurrence.new_fraction == pytest.approx(there / asked, abs=0.02)
+
+
+def test_an_answer_that_was_stored_is_not_new_as_part_of_the_next_prompt() -> None:
+    recurrence = Recurrence()
+    prompt, answer = digests(1, 1000), digests(2, 1000)
+    ask(recurrence, prompt)
+    recurrence.store(sampled(prompt + answer))
+    ask(recurrence, prompt + answer)
+    assert recurrence.new_fraction == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_a_prompt_that_is_new_throughout_is_no_more_than_new() -> None:
+    recurrence = Recurrence()
+    ask(recurrence, digests(1, 20_000))
+    assert recurrence.new_fraction is not None
+    assert 0.95 < recurrence.new_fraction <= 1.0
+
+
+def test_distances_tell_what_a_cache_of_that_size_would_have_had() -> None:
+    """Beside a plain LRU list over all keys, for uniform and for skewed use."""
+    draw = random.Random(7)
+    keys = digests(3, 40_000)
+    plain: OrderedDict[Key, None] = OrderedDict()
+    recurrence = Recurrence()
+    size = 8000
+    hits = asked = near = 0
+    for _ in range(1200):
+        first = int(len(keys) * draw.random() ** 2) // 100 * 100
+        batch = keys[first : first + 100]
+        hits += sum(key in plain for key in batch)
+        asked += len(batch)
+        for key in batch:
+            plain.pop(key, None)
+            plain[key] = None
+            if len(plain) > size:
+                plain.popitem(last=False)
+        near += sum(d < size for d in ask(recurrence, batch))
+    assert near * MEASURED_ONE_IN / asked == pytest.approx(hits / asked, abs=0.06)
+
+
+def test_what_was_generated_lies_between_two_uses_too() -> None:
+    recurrence = Recurrence()
+    prompt = digests(1, 6400)
+    ask(recurrence, prompt)
+    recurrence.store(sampled(digests(2, 6400)))
+    distances = ask(recurrence, prompt)
+    assert sum(distances) / len(distances) == pytest.approx(2 * 6400, rel=0.2)
+
+
+def test_no_more_is_remembered_than_the_bound() -> None:
+    recurrence = Recurrence()
+    measured = [bytes([0]) + key[1:] for key in digests(1, MAX_MEASURED + 1)]
+    keys = [Key(key) for key in measured]
+    assert recurrence.ask(keys) == []
+    recurrence.check()
+    assert recurrence.ask(keys[:1]) == [], "the first was forgotten"
+    assert recurrence.ask(keys[-1:]) == [MEASURED_ONE_IN], "the first came after it"
+    assert f"{MAX_MEASURED} remembered" in repr(recurrence)
+
+
+def test_keys_of_any_length_are_sampled() -> None:
+    assert sampled([Key(b""), Key(b"\x01"), Key(b"\xff")]) == [b"", b"\x01"]
