@@ -145,6 +145,19 @@ class KVTiersConfig:
     self_describing_kv_events: bool = option(
         _FLAG, "Put token ids and parents into KV events for host memory and storage.", False
     )
+    kv_event_descriptions_directory: str | None = option(
+        _FOLDER,
+        "Where what self-describing events say of a chunk outlives the engine, so that what is"
+        " found at the next start is described too; by default beside the first `fs` tier that has"
+        " `enable_kv_events`, else nowhere.",
+        None,
+    )
+    kv_event_descriptions_bytes: int = option(
+        _BYTES,
+        "Bound of the file with these descriptions: at most 64 bytes a block and 4 a token. Beyond"
+        " it events tell hashes only.",
+        2**30,
+    )
     model_digest: str | None = option(
         _TEXT, "Names the model's weights and config instead of the computed digest.", None
     )

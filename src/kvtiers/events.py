@@ -88,6 +88,25 @@ class ChunksStored(NamedTuple):
     keys: tuple[Key, ...]
 
 
+class ChunksFound(NamedTuple):
+    """These chunks are in ``tier``, but not by what this engine did since its start.
+
+    Some of them may have been told of before. What the start-up scan finds comes in several events.
+    """
+
+    tier: str
+    keys: tuple[Key, ...]
+    complete: bool = True
+    """False: there will be another event of this scan, whatever becomes of it."""
+
+
+class TierReachable(NamedTuple):
+    """What is in ``tier`` cannot be had for now, or can be had again; it was not lost."""
+
+    tier: str
+    reachable: bool
+
+
 class ChunksRemoved(NamedTuple):
     """These chunks are no longer resident in ``tier``."""
 
@@ -219,9 +238,11 @@ class WarmedUp(NamedTuple):
 
 Event = (
     ChunksStored
+    | ChunksFound
     | ChunksRemoved
     | ChunksPrompted
     | PrefillTimed
+    | TierReachable
     | ChunksDeclined
     | LookedUp
     | LookupsSettled

@@ -61,6 +61,8 @@ def test_every_key_is_read() -> None:
         "max_tracker_size": 7,
         "offload_prompt_only": False,
         "self_describing_kv_events": True,
+        "kv_event_descriptions_directory": "/kv",
+        "kv_event_descriptions_bytes": 9,
         "model_digest": "abc",
         "promote_deadline_s": 3,
         "lookup_deadline_s": 2,

@@ -13,12 +13,14 @@ from kvtiers.chunks import Key, Lookup, OffloadPolicy, RequestContext
 from kvtiers.errors import KVTiersError
 from kvtiers.events import (
     ChunksDeclined,
+    ChunksFound,
     ChunksRemoved,
     ChunksStored,
     Event,
     Hop,
     MissReason,
     Reason,
+    TierReachable,
     tier_label,
 )
 from kvtiers.tiers.base import (
@@ -259,10 +261,14 @@ def _are_sound_events(events: object) -> bool:
 
 
 def _is_sound_event(event: object) -> bool:
-    if not isinstance(event, ChunksStored | ChunksRemoved | ChunksDeclined):
+    if not isinstance(
+        event, ChunksStored | ChunksFound | ChunksRemoved | ChunksDeclined | TierReachable
+    ):
         return False
     if not isinstance(event.tier, str):
         return False
+    if isinstance(event, TierReachable):
+        return isinstance(event.reachable, bool)
     if isinstance(event, ChunksDeclined):
         known = isinstance(event.hop, Hop) and isinstance(event.reason, Reason)
         return known and isinstance(event.chunks, int) and event.chunks >= 0

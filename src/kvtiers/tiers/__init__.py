@@ -199,7 +199,9 @@ def _build_own(
         _log.warning("%s: the option %s has no effect in kvtiers", context.label, key)
     if isinstance(tier, PeerType):
         return tier.build(context, options)
-    identity = TierIdentity(context.name, context.label, tier.medium, options.locality)
+    identity = TierIdentity(
+        context.name, context.label, tier.medium, options.locality, told=options.enable_kv_events
+    )
     return StoreTier(tier.build(context, options), identity, options, inbox, context.clock)
 
 

@@ -134,10 +134,15 @@ class InstantPresence:
             return range(len(keys))
         return [i for i, there in enumerate(answer) if not there]
 
-    def add(self, keys: Iterable[Key], since: int | None = None) -> None:
-        """These are there: they are not denied any more."""
+    def add(self, keys: Iterable[Key], since: int | None = None) -> list[Key]:
+        """These are there: they are not denied any more. None of them is news."""
         for key in keys:
             self._denials.lift(key)
+        return []
+
+    def scanned(self, keys: Sequence[Key]) -> list[Key]:
+        """The start-up scan found these. Returns those that are still there."""
+        return self._those(keys, there=True)
 
     def announce(self, keys: Iterable[Key], since: int | None = None) -> list[Key]:
         """These are there by our doing. Returns those that still are.
@@ -233,16 +238,27 @@ class Presence:
         held = self._held
         return [i for i, key in enumerate(keys) if key not in held]
 
-    def add(self, keys: Iterable[Key], since: int | None = None) -> None:
-        """These are there, by what was seen after the moment ``since``; None: just now."""
+    def add(self, keys: Iterable[Key], since: int | None = None) -> list[Key]:
+        """These are there, by what was seen after the moment ``since``; None: just now.
+
+        Returns those that were not known.
+        """
         if since is not None and self._losses:
             keys = [key for key in keys if not self._losses.after(key, since)]
+        new = []
         for key in keys:
             self._denials.lift(key)
-            self._held.setdefault(key, False)
+            if key not in self._held:
+                self._held[key] = False
+                new.append(key)
         while len(self._held) > self._max_chunks:
             self._held.popitem(last=False)
             self._overflowed = True
+        return new
+
+    def scanned(self, keys: Sequence[Key]) -> list[Key]:
+        """The start-up scan found these, at any time since the start. Returns those not known."""
+        return self.add(keys, since=0)
 
     def announce(self, keys: Iterable[Key], since: int | None = None) -> list[Key]:
         """These are there by our doing. Returns those that were not announced before.

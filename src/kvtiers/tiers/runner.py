@@ -12,7 +12,15 @@ from functools import partial
 
 from kvtiers.chunks import Key, Lookup, RequestContext
 from kvtiers.errors import ConfigError, Kind, KVTiersError
-from kvtiers.events import ChunksRemoved, ChunksStored, Event, MissReason, Reason
+from kvtiers.events import (
+    ChunksFound,
+    ChunksRemoved,
+    ChunksStored,
+    Event,
+    MissReason,
+    Reason,
+    TierReachable,
+)
 from kvtiers.tiers.asking import Asking
 from kvtiers.tiers.base import (
     ChunkStore,
@@ -55,6 +63,8 @@ class TierIdentity:
     medium: str | None = None
     """``CPU`` or ``STORAGE``; None: its events are not for the engine's event stream."""
     locality: str | None = None
+    told: bool = False
+    """Whether anybody is told what was in it at the start, other than lookups."""
 
 
 class StoreTier:
@@ -95,6 +105,8 @@ class StoreTier:
         self._asking = Asking(options.lookup_deadline_s)
         self._finished: list[JobOutcome | JobReleased] = []
         self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        self._finding = False
+        """Whether it was said that the start-up scan will find more."""
         self._touch_failed = False
         self._closed = False
         n_lanes = (options.n_read_threads, options.n_write_threads)
@@ -105,7 +117,8 @@ class StoreTier:
             self._close_store()
             raise
         self._scan = StartUpScan(self.label, options.scan_deadline_s)
-        if store.capabilities.scan and not store.capabilities.instant:
+        # A store that answers at once is scanned for those only who are told of it.
+        if store.capabilities.scan and (identity.told or not store.capabilities.instant):
             self._lanes.put(self._scan.begin(store, inbox, clock))
 
     def _make_presence(self) -> Presence | InstantPresence:
@@ -172,7 +185,7 @@ class StoreTier:
                 self._failed(now, str(answer))
             return
         pairs = list(zip(question.keys, answer, strict=True))
-        self._presence.add((key for key, there in pairs if there), question.since)
+        self._say_found(self._presence.add((key for key, there in pairs if there), question.since))
         if in_time:
             self._deny_unknown([key for key, there in pairs if not there], now)
             self._succeeded()
@@ -252,7 +265,7 @@ class StoreTier:
             failed = [(key, error) for key, error in pairs if error is not None]
         self._damaged.forget(good)
         if piece.kind is JobKind.LOAD:
-            self._presence.add(good, piece.since)
+            self._say_found(self._presence.add(good, piece.since))
         elif new := self._presence.announce(good, piece.since):
             self._events.append(ChunksStored(self.label, tuple(new)))
         if failed and piece.kind is JobKind.LOAD:
@@ -304,6 +317,9 @@ class StoreTier:
         hung = self._scan.hung(now)
         if hung is not None and self._lanes.abandon(hung):
             self._scan.give_up()
+            if self._finding:
+                self._finding = False
+                self._events.append(ChunksFound(self.label, ()))
 
     def _time_out(self, taken: Taken) -> None:
         verb = taken.job.kind.value
@@ -336,11 +352,19 @@ class StoreTier:
                 self._scanned(note)
 
     def _scanned(self, piece: Scan) -> None:
-        self._presence.add(piece.keys, since=0)  # it may have looked at any time since the start
+        found = self._presence.scanned(piece.keys)
         following = self._scan.took(piece)
-        self._presence.complete = self._scan.complete and self._exclusive
+        if found or self._finding:
+            self._finding = following is not None
+            self._events.append(ChunksFound(self.label, tuple(found), not self._finding))
+        if not self.store.capabilities.instant:
+            self._presence.complete = self._scan.complete and self._exclusive
         if following is not None and not self._closed:
             self._lanes.put(following)
+
+    def _say_found(self, keys: Sequence[Key]) -> None:
+        if keys:
+            self._events.append(ChunksFound(self.label, tuple(keys)))
 
     def _lost(self, keys: Iterable[Key], reason: Reason) -> None:
         gone = self._presence.discard(keys)
@@ -351,6 +375,7 @@ class StoreTier:
 
     def _failed(self, now: float, why: str) -> None:
         if self._breaker.failed(now):
+            self._events.append(TierReachable(self.label, False))
             _log.error(
                 "%s keeps failing and is left alone for %g s at first: %s",
                 self.label,
@@ -360,6 +385,7 @@ class StoreTier:
 
     def _succeeded(self) -> None:
         if self._breaker.succeeded():
+            self._events.append(TierReachable(self.label, True))
             _log.info("%s works again", self.label)
 
     def touch(self, keys: Sequence[Key]) -> None:

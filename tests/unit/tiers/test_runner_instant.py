@@ -55,7 +55,7 @@ def test_what_is_there_is_not_written_again(bench):
     outcome = bench.run(bench.store_job(1, 3))
     assert set(outcome.done) == {key(1), key(3)}
     assert bench.store.called("write") == [(key(3),)]
-    assert bench.tier.take_events() == [ChunksStored("1:fake", (key(3),))]
+    assert bench.changes() == [ChunksStored("1:fake", (key(3),))]
 
 
 def test_a_failed_load_is_not_found_for_a_while(bench):
@@ -72,7 +72,7 @@ def test_a_loss_is_said_once_however_often_it_is_noticed(bench):
     bench.run(bench.load_job(1))
     bench.inbox.removed([key(1)], Reason.VANISHED)
     bench.tier.get_finished_jobs()
-    assert bench.tier.take_events() == [ChunksRemoved("1:fake", (key(1),), Reason.EVICTED)]
+    assert bench.changes() == [ChunksRemoved("1:fake", (key(1),), Reason.EVICTED)]
 
 
 def test_what_comes_back_can_be_lost_again(bench):
@@ -81,7 +81,7 @@ def test_what_comes_back_can_be_lost_again(bench):
     del bench.store.chunks[key(3)]
     bench.inbox.removed([key(3)], Reason.EVICTED)
     bench.tier.get_finished_jobs()
-    assert [type(e) for e in bench.tier.take_events()] == [
+    assert [type(e) for e in bench.changes()] == [
         ChunksRemoved,
         ChunksStored,
         ChunksRemoved,
@@ -101,12 +101,12 @@ def test_a_loss_that_is_told_before_the_store_ends_is_the_last_word(bench):
 
     bench.store.answers["write"] = written_and_evicted
     bench.run(job)
-    assert [type(e) for e in bench.tier.take_events()] == [ChunksRemoved]
+    assert [type(e) for e in bench.changes()] == [ChunksRemoved]
 
 
 def test_a_loss_that_is_told_after_the_chunk_was_written_again_is_none(bench):
     bench.run(bench.store_job(3))
-    bench.tier.take_events()
+    bench.changes()
     bench.inbox.removed([key(3)], Reason.EVICTED)  # as it was before, by a lane that was slow
     bench.tier.get_finished_jobs()
-    assert bench.tier.take_events() == []
+    assert bench.changes() == []

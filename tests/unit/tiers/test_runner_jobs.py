@@ -14,7 +14,7 @@ HIT, MISS, RETRY = Lookup.HIT, Lookup.MISS, Lookup.RETRY
 
 
 def stored(bench: Bench, n: int) -> bool:
-    return any(key(n) in event.keys for event in bench.tier.take_events())
+    return any(key(n) in event.keys for event in bench.changes())
 
 
 def test_round_trip_with_events_and_dead_views() -> None:
@@ -25,7 +25,7 @@ def test_round_trip_with_events_and_dead_views() -> None:
         assert (outcome.failed, outcome.bytes, outcome.memory_in_use) == ({}, 2 * CHUNK, False)
         assert all(dead(view) for view in job.views)
         assert bench.lookup(1, 2) == [HIT, HIT]
-        assert bench.tier.take_events() == [ChunksStored("1:fake", (key(1), key(2)))]
+        assert bench.changes() == [ChunksStored("1:fake", (key(1), key(2)))]
 
         load = bench.load_job(1, 2)
         kept = [view[:] for view in load.views]  # what the core sees of the region
@@ -33,7 +33,7 @@ def test_round_trip_with_events_and_dead_views() -> None:
         assert set(outcome.done) == {key(1), key(2)}
         assert [bytes(k) for k in kept] == [payload(1), payload(2)]
         assert all(dead(view) for view in load.views)
-        assert bench.tier.take_events() == []
+        assert bench.changes() == []
 
 
 def test_a_job_is_spread_over_the_lanes_and_told_once() -> None:
@@ -68,13 +68,13 @@ def test_jobs_that_come_together_share_the_lanes() -> None:
 def test_chunks_that_are_there_are_not_stored_again() -> None:
     with Bench(ScriptedStore()) as bench:
         bench.run(bench.store_job(1))
-        bench.tier.take_events()
+        bench.changes()
         job = bench.store_job(1, 2)
         outcome = bench.run(job)
         assert set(outcome.done) == {key(1), key(2)}
         assert outcome.bytes == CHUNK
         assert bench.store.called("write") == [(key(1),), (key(2),)]
-        assert bench.tier.take_events() == [ChunksStored("1:fake", (key(2),))]
+        assert bench.changes() == [ChunksStored("1:fake", (key(2),))]
         assert all(dead(view) for view in job.views)
         assert bench.run(bench.store_job(1, 2)).bytes == 0
         assert bench.run(bench.store_job()).done == ()
@@ -133,7 +133,7 @@ def test_a_failed_chunk_does_not_fail_its_neighbours() -> None:
         outcome = bench.run(bench.store_job(1, 2, 3))
         assert set(outcome.done) == {key(1), key(3)}
         assert outcome.failed[key(2)].kind is Kind.FULL
-        assert bench.tier.take_events() == [ChunksStored("1:fake", (key(1), key(3)))]
+        assert bench.changes() == [ChunksStored("1:fake", (key(1), key(3)))]
 
 
 def test_deadline_of_a_hung_store() -> None:
@@ -246,7 +246,7 @@ def test_vanished_and_corrupt_leave_the_table_even_if_the_store_forgets_to_say_s
         outcome = bench.run(bench.load_job(1, 2, 3))
         assert outcome.done == (key(3),)
         assert bench.lookup(1, 2, 3) == [MISS, MISS, HIT]
-        assert bench.tier.take_events() == [
+        assert bench.changes() == [
             ChunksRemoved("1:fake", (key(1),), Reason.VANISHED),
             ChunksRemoved("1:fake", (key(2),), Reason.CORRUPT),
         ]
@@ -260,7 +260,7 @@ def test_stored_and_removed_alternate_per_residency() -> None:
             bench.inbox.removed([key(1)], Reason.EVICTED)
             bench.inbox.removed([key(1)], Reason.EVICTED)
             bench.lookup()
-        names = [type(event).__name__ for event in bench.tier.take_events()]
+        names = [type(event).__name__ for event in bench.changes()]
         assert names == ["ChunksStored", "ChunksRemoved"] * 3
 
 

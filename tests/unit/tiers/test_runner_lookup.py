@@ -254,8 +254,8 @@ def test_removal_reports_correct_the_table_and_are_told_once() -> None:
         thread.join(20)
         bench.inbox.removed([key(1)], Reason.VANISHED)
         assert bench.lookup(1, 2) == [MISS, HIT]
-        assert bench.tier.take_events() == [ChunksRemoved("1:fake", (key(1),), Reason.EVICTED)]
-        assert bench.tier.take_events() == []
+        assert bench.changes() == [ChunksRemoved("1:fake", (key(1),), Reason.EVICTED)]
+        assert bench.changes() == []
 
 
 def test_touch_reaches_the_store_and_its_failure_is_said_once(

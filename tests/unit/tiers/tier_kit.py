@@ -15,7 +15,7 @@ from kvtiers.chunks import (
     make_key,
 )
 from kvtiers.errors import Kind, KVTiersError, Retry
-from kvtiers.events import Reason
+from kvtiers.events import ChunksFound, Event, Reason
 from kvtiers.tiers.base import (
     Capabilities,
     Entry,
@@ -215,6 +215,10 @@ class Bench:
         assert isinstance(outcome, JobOutcome)
         assert outcome.job_id == job.id
         return outcome
+
+    def changes(self) -> list[Event]:
+        """Events since the last call, without those that tell of what was there before."""
+        return [e for e in self.tier.take_events() if not isinstance(e, ChunksFound)]
 
     def lookup(self, *ns: int) -> list[Lookup]:
         return self.tier.lookup([key(n) for n in ns], REQUEST)

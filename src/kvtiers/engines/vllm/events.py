@@ -1,22 +1,17 @@
-"""Our residency events as vLLM's ``OffloadingEvent``: stored once, removed once, per tier."""
+"""Our residency events for vLLM: to the announcer, or as its own ``OffloadingEvent``.
 
-from dataclasses import dataclass
+Under our connector the announcer tells of tiers. With the spec alone vLLM's own tracker does, of
+which it is known what it lacks: it knows neither found chunks nor tiers that went away.
+"""
+
+from collections.abc import Mapping
 
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, OffloadKey
 
-from kvtiers.events import PRIMARY, ChunksRemoved, ChunksStored, Event
+from kvtiers.events import PRIMARY, ChunksRemoved, ChunksStored, Event, Sink
+from kvtiers.kvevents.spans import Place
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """How a tier is called on the event stream."""
-
-    medium: Medium
-    locality: Locality | None = None
-    ownership: str | None = None
-
-
-HOST = Place(Medium.CPU)
+HOST = Place("CPU", "LOCAL", PRIMARY)
 
 
 class KVEvents:
@@ -26,13 +21,20 @@ class KVEvents:
         """``describe``: vLLM keeps what describes a chunk until the tier reports its removal."""
         self._enabled = enabled
         self._describe = describe
-        self.places: dict[str, Place] = {PRIMARY: HOST}
+        self.places: Mapping[str, Place] = {PRIMARY: HOST}
         """Tiers by label; those without a place are silent."""
+        self.announcer: Sink | None = None
+        """Takes all events instead, if events are on."""
         self._pending: list[OffloadingEvent] = []
 
     def __call__(self, event: Event) -> None:
         """Gather a residency event."""
-        if not self._enabled or not isinstance(event, ChunksStored | ChunksRemoved):
+        if not self._enabled:
+            return
+        if self.announcer is not None:
+            self.announcer(event)
+            return
+        if not isinstance(event, ChunksStored | ChunksRemoved):
             return
         place = self.places.get(event.tier)
         if place is None or not event.keys:
@@ -41,13 +43,18 @@ class KVEvents:
         self._pending.append(
             OffloadingEvent(
                 keys=[OffloadKey(k) for k in event.keys],
-                medium=place.medium,
+                medium=Medium(place.medium),
                 removed=removed,
-                locality=place.locality,
-                ownership=place.ownership,
+                locality=None if place.locality is None else Locality(place.locality),
+                ownership=None if place is HOST else place.ownership,
                 removal_expected=self._describe and place is not HOST,
             )
         )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anybody is told."""
+        return self._enabled
 
     def take(self) -> list[OffloadingEvent]:
         """What gathered since the last call, in order."""

@@ -98,7 +98,9 @@ class VllmManager(OffloadingManager):
         self.inert = False
         self._clock = clock
         self._stats = stats
-        self._events = events
+        self.events = events
+        self.events_are_due: Callable[[], bool] = lambda: False
+        """Whether there are KV events that only a step would hand over."""
         self._sink = sink
         self._on_shutdown = on_shutdown
         self._shutdown_deadline_s = shutdown_deadline_s
@@ -275,12 +277,12 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: False)
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although it has nothing to schedule."""
-        return self.core.has_pending_work(self._clock())
+        return self.core.has_pending_work(self._clock()) or self.events_are_due()
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Residency changes since the last call."""
         with self.core.exclusive:
-            return self._events.take()
+            return self.events.take()
 
     @_fenced(lambda: None)
     def get_stats(self) -> Any:

@@ -24,7 +24,11 @@ from kvtiers.engines.vllm.ownkeys import OwnKeyedState, tokens_per_link
 from kvtiers.engines.vllm.pace import Pace
 from kvtiers.engines.vllm.planned import PlanningScheduler
 from kvtiers.engines.vllm.spec import KVTiersSpec
+from kvtiers.engines.vllm.telling import TiersTracker, build_tracker
 from kvtiers.engines.vllm.worker import WorkerMetadata
+
+_LAST_WORDS_S = 5.0
+"""How long a shutdown waits until what describes chunks is written."""
 
 
 class KVTiersScheduler(PlanningScheduler):
@@ -34,6 +38,9 @@ class KVTiersScheduler(PlanningScheduler):
         super().__init__(spec, vllm_config, kv_cache_config)
         self.manager.flushes_are_reported = True
         self._keep_block_size = keeper_of(vllm_config.cache_config)
+        self._tracker: TiersTracker | None = None
+        if self.manager.events.enabled:
+            self._tell(spec, vllm_config)
         self._own_link: int | None = None
         """Tokens per hash of our own names for chunks; None: vLLM names them."""
         if spec.settings.chunk_keys == "own":
@@ -48,6 +55,29 @@ class KVTiersScheduler(PlanningScheduler):
         """Load jobs in flight that failed on some worker."""
         self._stale_reports: dict[int, int] = {}
         """Worker reports still due for jobs that were in flight at a reset, by job id."""
+
+    def _tell(self, spec: KVTiersSpec, vllm_config: Any) -> None:
+        """Have our announcer tell of the tiers, not vLLM's tracker.
+
+        That one (0.32) describes chunks of full attention only, without what their hashes cover
+        beside tokens, and forgets what describes a chunk when it leaves host memory.
+        """
+        tracker = build_tracker(
+            spec.settings,
+            self.manager.events.places,
+            self.config.kv_group_configs,
+            spec.namespace_id,
+            str(vllm_config.cache_config.prefix_caching_hash_algo),
+        )
+        self.manager.events.announcer = tracker.announcer
+        self.manager.events_are_due = lambda: tracker.pending
+        self._events_tracker = self._tracker = tracker
+
+    def shutdown(self) -> None:
+        """Stop the manager, then whoever tells of it."""
+        super().shutdown()
+        if self._tracker is not None:
+            self._tracker.announcer.close(_LAST_WORDS_S)
 
     def on_new_request(self, request: Any) -> None:
         """Open the books of a request, before it is scheduled."""

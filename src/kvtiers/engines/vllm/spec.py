@@ -14,8 +14,6 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
-    Locality,
-    Medium,
     OffloadingManager,
     OffloadingMetricMetadata,
     OffloadingSpec,
@@ -34,7 +32,7 @@ from kvtiers.device.pages.report import report
 from kvtiers.engines.vllm import layout as layouts
 from kvtiers.engines.vllm import stages
 from kvtiers.engines.vllm.accelerator import own_copier, unfit_for_vllm, vllms_worker
-from kvtiers.engines.vllm.events import KVEvents, Place
+from kvtiers.engines.vllm.events import HOST, KVEvents
 from kvtiers.engines.vllm.facts import (
     EngineFacts,
     formats_without_facts,
@@ -51,9 +49,10 @@ from kvtiers.engines.vllm.refusals import (
     refuse_without_facts,
 )
 from kvtiers.engines.vllm.worker import CopyWorker, ReportingWorker
-from kvtiers.events import tier_label
+from kvtiers.events import PRIMARY, tier_label
 from kvtiers.host.region import Region, check_capacity, sweep
 from kvtiers.host.slabs import SizeClasses, slab_bytes_for
+from kvtiers.kvevents.spans import Place
 from kvtiers.observe.gauges import Gauges
 from kvtiers.tiers.base import SecondaryTierManager
 from kvtiers.wiring import wire
@@ -89,6 +88,8 @@ class KVTiersSpec(OffloadingSpec):
                 refuse_without_asserts()
                 refuse_without_facts(self.settings)
         self.facts = facts
+        self.namespace_id = ""
+        """Of what this engine stores, when there is a manager."""
         self._manager: VllmManager | None = None
         self._worker: ReportingWorker | None = None
 
@@ -221,6 +222,7 @@ class KVTiersSpec(OffloadingSpec):
     def _wire(self, region: Region, record: RegionRecord) -> VllmManager:
         settings = self.settings
         namespace = self._namespace(record)
+        self.namespace_id = namespace.id
         events = KVEvents(
             self.kv_events_config.enable_kv_cache_events,
             describe=settings.self_describing_kv_events,
@@ -229,7 +231,7 @@ class KVTiersSpec(OffloadingSpec):
             region.touch_ahead()  # their lanes read and write it in this process
         replica = self.config.parallel.data_parallel_index
         wired = wire(settings, region, record.layout, namespace, listen=events, replica=replica)
-        events.places.update(_places(settings, wired.tiers))
+        events.places = {PRIMARY: HOST, **_places(settings, wired.tiers)}
         self._report(region, record, namespace, wired.manager)
         core = wired.manager
         gauges = Gauges(wired.metrics, core.tiers, region.slot_bytes, lambda: core.backlogs)
@@ -284,9 +286,8 @@ def _places(settings: KVTiersConfig, tiers: Sequence[SecondaryTierManager]) -> d
         zip(settings.secondary_tiers, tiers, strict=True), start=1
     ):
         if spec.options.get("enable_kv_events") and tier.medium is not None:
-            locality = Locality(tier.locality) if tier.locality else None
             label = tier_label(position, tier.name)
-            places[label] = Place(Medium(tier.medium), locality, ownership=label)
+            places[label] = Place(tier.medium, tier.locality, ownership=label)
     return places
 
 

@@ -2,15 +2,16 @@ import pytest
 from vllm.v1.kv_offload.base import Medium
 
 from kvtiers.chunks import make_key
-from kvtiers.engines.vllm.events import KVEvents, Place
+from kvtiers.engines.vllm.events import HOST, KVEvents
 from kvtiers.events import PRIMARY, ChunksStored
+from kvtiers.kvevents.spans import Place
 
 KEYS = (make_key(b"a" * 32, 0), make_key(b"b" * 32, 0))
 
 
 def test_events_show_and_prove_themselves() -> None:
     events = KVEvents(True, describe=False)
-    events.places["1:fs"] = Place(Medium.STORAGE)
+    events.places = {PRIMARY: HOST, "1:fs": Place("STORAGE")}
     events(ChunksStored("1:fs", KEYS))
     events(ChunksStored("2:silent", KEYS))
     events.check()

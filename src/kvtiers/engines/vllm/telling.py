@@ -1,0 +1,295 @@
+"""KV events of our tiers in vLLM's classes, in place of its tracker of offloading events.
+
+The scheduler's thread notes references: a request and a range of its tokens. The announcer's thread
+makes of them what GPU events say of the same blocks, and hands finished events back.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
+
+from kvtiers.chunks import Key
+from kvtiers.config import KVTiersConfig
+from kvtiers.engines.vllm.logs import logger
+from kvtiers.kvevents import messages
+from kvtiers.kvevents.announcer import Announcer
+from kvtiers.kvevents.descriptions import Description
+from kvtiers.kvevents.narrator import Narrator
+from kvtiers.kvevents.sidefile import SideFile
+from kvtiers.kvevents.spans import Group, Place
+from kvtiers.kvevents.table import block_hash
+from kvtiers.tiers.fs.folders import path_of
+
+MAX_READY = 65_536
+"""Chunks told of that vLLM has not taken; then no more is told until it has."""
+
+_THEIRS: Mapping[type[messages.KVEvent], type[KVCacheEvent]] = {
+    messages.BlockStored: BlockStored,
+    messages.BlockRemoved: BlockRemoved,
+    messages.AllBlocksCleared: AllBlocksCleared,
+}
+
+
+class Source(NamedTuple):
+    """Which tokens of which request a chunk holds."""
+
+    request: Any
+    start: int
+    end: int
+    tokens_per_block: int
+    tokens_per_hash: int
+    key: Key
+    expected: bool
+
+
+def materialize(source: Source) -> tuple[Key, Description | None, bool]:
+    """What vLLM says of these blocks when they are on the device; None: it does not know them."""
+    request, start, end, per_block, per_hash, key, expected = source
+    step = per_block // per_hash
+    found = request.block_hashes[start // per_hash : end // per_hash][step - 1 :: step]
+    before = request.block_hashes[start // per_hash - 1] if start else None
+    tokens = request.all_token_ids[start:end]
+    if len(tokens) < end - start or len(found) * per_block < end - start or None in found:
+        return key, None, expected
+    adapter = request.lora_request
+    return (
+        key,
+        Description(
+            parent=None if before is None else block_hash(before),
+            hashes=[block_hash(h) for h in found],
+            tokens=tokens,
+            block_size=per_block,
+            start=start,
+            lora_id=None if adapter is None else adapter.adapter_id,
+            lora_name=None if adapter is None else adapter.name,
+            extra_keys=_extra_keys(request, range(start, end, per_block)),
+        ),
+        expected,
+    )
+
+
+def _extra_keys(request: Any, blocks: range) -> Sequence[Sequence[Any] | None] | None:
+    """What the hashes of the blocks that start there cover beside tokens."""
+    has_some = (
+        request.mm_features
+        or request.lora_request
+        or request.cache_salt
+        or request.prompt_embeds is not None
+    )
+    if not has_some:
+        return None
+    keys = [generate_block_hash_extra_keys(request, at, at + blocks.step, 0)[0] for at in blocks]
+    if all(k is None for k in keys):
+        return None
+    told: Sequence[Sequence[Any] | None] | None = to_event_extra_keys(keys)
+    return told
+
+
+class ReadyEvents:
+    """Events in vLLM's classes until it takes them. Made on one thread, taken on another."""
+
+    def __init__(self) -> None:
+        self._ready: deque[KVCacheEvent] = deque()
+        self._said = 0
+        self._taken = 0
+
+    def room(self) -> int:
+        """About how many chunks can be told of before vLLM takes some."""
+        return max(0, MAX_READY - (self._said - self._taken))
+
+    def say(self, events: Sequence[messages.KVEvent]) -> None:
+        """Keep these for vLLM."""
+        self._ready.extend(map(theirs, events))
+        self._said += sum(map(_weight, events))
+
+    def serve(self, narrator: Narrator) -> float | None:
+        """Nothing is due."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is to be done."""
+
+    def take(self) -> list[KVCacheEvent]:
+        """What is there, in order."""
+        taken = [self._ready.popleft() for _ in range(len(self._ready))]
+        self._taken += sum(map(_weight, taken))
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def check(self) -> None:
+        """Raise AssertionError if more was taken than was said."""
+        assert self._taken <= self._said, "more was taken than was said"
+
+    def __repr__(self) -> str:
+        return f"<ReadyEvents {len(self)}>"
+
+
+def theirs(event: messages.KVEvent) -> KVCacheEvent:
+    """The event in vLLM's class of the same name."""
+    return _THEIRS[type(event)](**msgspec.structs.asdict(event))
+
+
+def _weight(event: Any) -> int:
+    return len(getattr(event, "block_hashes", ()))
+
+
+class TiersTracker:
+    """What vLLM's scheduler calls in place of its ``OffloadingEventsTracker``.
+
+    vLLM tells of chunks with a window or a state by their hash alone; here they are described too.
+    """
+
+    def __init__(self, announcer: Announcer, ready: ReadyEvents, *, describe: bool) -> None:
+        self.announcer = announcer
+        self._ready = ready
+        self._describe = describe
+
+    def record_store(self, req: Any, group_config: Any, chunk_idx: int, offload_key: Key) -> None:
+        """A chunk of this request is about to be stored."""
+        if self._describe:
+            span = group_config.tokens_per_chunk
+            self._note(req, group_config, (chunk_idx * span, chunk_idx * span + span), offload_key)
+
+    def record_lookup(self, req: Any, group_config: Any, chunk_idx: int, offload_key: Key) -> None:
+        """A chunk of this request is in host memory, perhaps by another engine's doing."""
+        wanted = self.announcer.wanted
+        if wanted and offload_key in wanted:
+            span = group_config.tokens_per_chunk
+            at = (chunk_idx * span, chunk_idx * span + span)
+            self._note(req, group_config, at, offload_key, expected=False)
+
+    def record_partial_store(
+        self, req: Any, group_config: Any, boundary_tokens: int, offload_key: Key
+    ) -> None:
+        """A state that ends within a block is about to be stored."""
+        if self._describe:
+            self._note_partial(req, group_config, boundary_tokens, offload_key)
+
+    def record_partial_lookup(
+        self, req: Any, group_config: Any, boundary_tokens: int, offload_key: Key
+    ) -> None:
+        """A state that ends within a block is in host memory."""
+        if offload_key in self.announcer.wanted:
+            self._note_partial(req, group_config, boundary_tokens, offload_key, expected=False)
+
+    def _note_partial(
+        self, req: Any, config: Any, boundary: int, key: Key, *, expected: bool = True
+    ) -> None:
+        start = (boundary - 1) // config.tokens_per_chunk * config.tokens_per_chunk
+        per_hash = config.tokens_per_chunk // config.hashes_per_chunk
+        source = Source(req, start, boundary, per_hash, per_hash, key, expected)
+        self.announcer.capture(source)
+
+    def _note(
+        self, req: Any, config: Any, span: tuple[int, int], key: Key, *, expected: bool = True
+    ) -> None:
+        per_hash = config.tokens_per_chunk // config.hashes_per_chunk
+        source = Source(req, *span, config.tokens_per_block, per_hash, key, expected)
+        self.announcer.capture(source)
+
+    def take_events(self, events: Iterable[Any]) -> Iterator[KVCacheEvent]:
+        """What there is to say by now; ``events``, of the manager, are none."""
+        self.announcer.send_captured()
+        taken = self._ready.take()
+        if taken:
+            self.announcer.wake()
+        yield from events
+        yield from taken
+
+    def reset(self) -> None:
+        """Host memory was reset; the manager has told of that."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether the engine should go on stepping, so that events are taken."""
+        return bool(self._ready) or self.announcer.pending
+
+    def __repr__(self) -> str:
+        return f"<TiersTracker {self.announcer!r} {self._ready!r}>"
+
+
+def build_tracker(
+    settings: KVTiersConfig,
+    places: Mapping[str, Place],
+    configs: Sequence[Any],
+    namespace: str,
+    algorithm: str,
+) -> TiersTracker:
+    """The tracker of an engine whose KV-cache groups vLLM has configured so.
+
+    ``algorithm``: of block hashes. Descriptions are kept in a file without a name if the folder for
+    them cannot be used.
+    """
+    describe = settings.self_describing_kv_events
+    groups = {
+        c.group_idx: Group(
+            c.kv_event_group_spec.kv_cache_spec_kind,
+            c.kv_event_group_spec.kv_cache_spec_sliding_window,
+        )
+        for c in configs
+    }
+    narrator = None
+    if describe:
+        folder = _folder(settings, places, namespace, algorithm)
+        dialect = _dialect(configs, algorithm)
+        narrator = _with_side(places, groups, folder, f"{namespace} {dialect}", settings)
+    narrator = narrator or Narrator(places, groups, None)
+    ready = ReadyEvents()
+    return TiersTracker(Announcer(narrator, ready, materialize), ready, describe=describe)
+
+
+def _with_side(
+    places: Mapping[str, Place],
+    groups: Mapping[int, Group],
+    folder: str | None,
+    dialect: str,
+    settings: KVTiersConfig,
+) -> Narrator | None:
+    max_bytes = settings.kv_event_descriptions_bytes
+    for where in dict.fromkeys((folder, None)):
+        try:
+            return Narrator(places, groups, SideFile(where, dialect, max_bytes))
+        except OSError as e:
+            logger.warning(
+                "what describes KV cache cannot be kept in %s (%s)%s",
+                where or "a temporary file",
+                e,
+                ": it will not outlive this process" if where else ": events tell hashes only",
+            )
+    return None
+
+
+def _folder(
+    settings: KVTiersConfig, places: Mapping[str, Place], namespace: str, algorithm: str
+) -> str | None:
+    """Where descriptions outlive the engine: as asked for, or beside the first ``fs`` tier.
+
+    Nowhere if each engine gives blocks other hashes: vLLM draws a seed for xxhash if it has none.
+    """
+    if algorithm.startswith("xx") and _hash_seed() is None:
+        return None
+    if settings.kv_event_descriptions_directory is not None:
+        return os.path.join(settings.kv_event_descriptions_directory, namespace)
+    for position, spec in enumerate(settings.secondary_tiers, start=1):
+        if spec.type == "fs" and f"{position}:fs" in places:
+            return os.path.join(path_of(spec.options["root_dir"]), ".kv-events", namespace)
+    return None
+
+
+def _dialect(configs: Sequence[Any], algorithm: str) -> str:
+    """How blocks are cut and named: descriptions of another dialect say nothing here."""
+    cut = [
+        (c.group_idx, c.tokens_per_block, c.tokens_per_chunk, c.hashes_per_chunk) for c in configs
+    ]
+    return f"{algorithm} {_hash_seed()} {cut}"
+
+
+def _hash_seed() -> str | None:
+    return os.environ.get("PYTHONHASHSEED")

@@ -1,0 +1,198 @@
+"""The thread that tells of tiers, so that those on which things happen need not.
+
+It takes notes from where they wait, asks the engine's side what chunks consist of, and hands what is to
+be said to an outlet.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from kvtiers.chunks import Key
+from kvtiers.events import ChunksFound, ChunksRemoved, ChunksStored, Event, TierReachable
+from kvtiers.kvevents.descriptions import Description
+from kvtiers.kvevents.messages import KVEvent
+from kvtiers.kvevents.narrator import Narrator
+from kvtiers.kvevents.notes import Captured, Flushed, Note, Notes
+
+_log = logging.getLogger("kvtiers")
+
+CHUNKS_AT_ONCE = 64
+"""After so many chunks others get the interpreter, if they want it."""
+
+Materialize = Callable[[Any], tuple[Key, Description | None, bool]]
+"""Of something captured: the key, what the chunk consists of (None: unknown by now), and whether
+it is about to be stored. May raise."""
+
+
+class Outlet(Protocol):
+    """Where events go. All calls come from the announcer's thread."""
+
+    def room(self) -> int:
+        """About how many chunks can be told of now; 0: none."""
+
+    def say(self, events: Sequence[KVEvent]) -> None:
+        """Pass these on, in this order. Must not block; raises OSError if it fails for good."""
+
+    def serve(self, narrator: Narrator) -> float | None:
+        """Do what is due apart from that; seconds until it is due again, None: never."""
+
+    def close(self) -> None:
+        """Nothing more will be said."""
+
+
+_RESIDENCY = ChunksStored | ChunksFound | ChunksRemoved | TierReachable
+
+
+class Announcer:
+    """A sink of events. After a fault of its own it is silent, and says so in the log."""
+
+    def __init__(self, narrator: Narrator, outlet: Outlet, materialize: Materialize) -> None:
+        self.notes = Notes()
+        self.wanted = narrator.wanted
+        """Chunks that are there without a description."""
+        self._narrator = narrator
+        self._outlet = outlet
+        self._materialize = materialize
+        self._captured: list[Any] = []
+        self._busy = False
+        self._seen = 0
+        """How many notes were dealt with."""
+        self._stop = False
+        self._dead = False
+        self._complained = False
+        self._waiters: list[threading.Event] = []
+        self._thread = threading.Thread(target=self._run, name="kvtiers-events", daemon=True)
+        self._thread.start()
+
+    # -- on the threads where things happen ------------------------------------------------------
+
+    def __call__(self, event: Event) -> None:
+        """Take note of an event about residency; ignore others."""
+        if self._dead or not isinstance(event, _RESIDENCY):
+            return
+        self.send_captured()
+        self.notes.put(event)
+
+    def capture(self, source: Any) -> None:
+        """Take note of what says what a chunk consists of; from one thread, not to be blocked."""
+        self._captured.append(source)
+
+    def send_captured(self) -> None:
+        """Pass on what was captured."""
+        if self._captured and not self._dead:
+            captured, self._captured = self._captured, []
+            self.notes.put(Captured(captured))
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is under way that was not handed to the outlet yet."""
+        if self._dead:
+            return False
+        return self._busy or self._seen != self.notes.sent or self.notes.waiting
+
+    def wake(self) -> None:
+        """The outlet has room again."""
+        self.notes.put_aside(None)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was noted before was said, as far as the outlet had room for it."""
+        self.send_captured()
+        done = threading.Event()
+        self.notes.put_aside(Flushed(done))
+        return done.wait(timeout_s) if not self._dead else False
+
+    def close(self, timeout_s: float) -> None:
+        """Say what there is to say, then stop. Twice is fine."""
+        self.send_captured()
+        self._stop = True
+        self.notes.put_aside(None)
+        self._thread.join(timeout_s)
+
+    # -- on the thread of its own ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not (self._stop and not self.notes.waiting):
+                self._turn()
+        except Exception:  # the fence: events are an extra, the engine must not end for them
+            self._dead = True
+            _log.exception(
+                "kvtiers failed to tell of its tiers and does so no more; "
+                "the engine goes on. Please report the traceback."
+            )
+        finally:
+            self._dead = True
+            for waiter in self._waiters:
+                waiter.set()
+            self._end()
+
+    def _end(self) -> None:
+        for close in (self._outlet.close, self._narrator.close):
+            try:
+                close()
+            except OSError as e:
+                _log.warning("what describes KV cache was not all written: %s", e)
+
+    def _turn(self) -> None:
+        due_s = self._outlet.serve(self._narrator)
+        speaking = self._narrator.pending and self._outlet.room() > 0
+        took = self._take_next(0.0 if speaking else due_s)
+        for event in self.notes.overflow():
+            self._narrator.take(event)
+        if self._narrator.pending and (room := self._outlet.room()) > 0:
+            self._outlet.say(self._narrator.speak(min(room, CHUNKS_AT_ONCE)))
+        self._busy = self._narrator.pending and self._outlet.room() > 0
+        self._seen += took
+        if not self._busy and not self.notes.waiting:
+            self._narrator.flush()
+            self._all_said()
+        time.sleep(0)  # lets go of the interpreter
+
+    def _take_next(self, timeout_s: float | None) -> int:
+        """Deal with the next note, if there is one in time; how many there were."""
+        try:
+            note = self.notes.get(timeout_s)
+        except queue.Empty:
+            return 0
+        self._take(note)
+        return 1
+
+    def _take(self, note: Note) -> None:
+        if isinstance(note, Captured):
+            self._describe(note.sources)
+        elif isinstance(note, Flushed):
+            self._waiters.append(note.done)
+        elif note is not None:
+            self._narrator.take(note)
+
+    def _all_said(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set()
+
+    def _describe(self, sources: Iterable[Any]) -> None:
+        for count, source in enumerate(sources, start=1):
+            try:
+                key, description, expected = self._materialize(source)
+                if description is not None:
+                    self._narrator.describe(key, description, expected=expected)
+            except (ValueError, OSError, LookupError, TypeError, AssertionError) as e:
+                if not self._complained:
+                    self._complained = True
+                    _log.warning("a chunk cannot be described, said once: %s", e)
+            if count % CHUNKS_AT_ONCE == 0:
+                time.sleep(0)
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant. Only between ``flush`` and news."""
+        self.notes.check()
+        if not self._dead:
+            self._narrator.check()
+
+    def __repr__(self) -> str:
+        state = " silent" if self._dead else ""
+        return f"<Announcer{state} {self._narrator!r} {self.notes!r}>"

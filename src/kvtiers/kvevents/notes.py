@@ -1,0 +1,135 @@
+"""From the threads on which things happen to the one that tells of them."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvtiers.chunks import Key
+from kvtiers.events import (
+    ChunksFound,
+    ChunksRemoved,
+    ChunksStored,
+    Event,
+    Reason,
+    TierReachable,
+)
+
+MAX_QUEUED = 1 << 20
+"""Chunks in the queue, beyond which only the last news of each chunk is kept."""
+
+
+class Captured(NamedTuple):
+    """Chunks that are about to be stored, and what says what they consist of."""
+
+    sources: Sequence[Any]
+
+
+class Flushed(NamedTuple):
+    """Set ``done`` when all that came before was taken in and said."""
+
+    done: threading.Event
+
+
+Note = Event | Captured | Flushed | None
+"""None: only wakes the reader up."""
+
+
+class Notes:
+    """Many threads put, one takes. Neither waits for the other, and what waits is bounded.
+
+    Whatever happens to a chunk while the reader lags behind, only how it ended counts. So beyond
+    ``MAX_QUEUED`` chunks the queue is closed, and the last news of each chunk are kept until the
+    reader has come so far: as many as chunks came or went, which tiers bound. Descriptions are
+    dropped then.
+    """
+
+    def __init__(self, max_queued: int = MAX_QUEUED) -> None:
+        self._max_queued = max_queued
+        self._queue: queue.SimpleQueue[Note] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._put = 0
+        self._got = 0
+        self._last: dict[tuple[str, Key], bool] = {}
+        self._others: list[TierReachable | ChunksFound] = []
+        self._beyond = False
+        self.sent = 0
+        """How many notes were put into the queue."""
+        self.dropped = 0
+        """Descriptions that were dropped."""
+
+    def put(self, note: Event | Captured) -> None:
+        """Pass something on. It holds a lock only for as long as this method takes."""
+        with self._lock:
+            self._put += _weight(note)
+            if not self._beyond and self._put - self._got <= self._max_queued:
+                self._send(note)
+                return
+            self._put -= _weight(note)
+            self._beyond = True
+            self._keep_last(note)
+
+    def _keep_last(self, note: Event | Captured) -> None:
+        if isinstance(note, ChunksStored | ChunksFound):
+            self._last.update(dict.fromkeys([(note.tier, k) for k in note.keys], True))
+        elif isinstance(note, ChunksRemoved):
+            self._last.update(dict.fromkeys([(note.tier, k) for k in note.keys], False))
+        elif isinstance(note, Captured):
+            self.dropped += len(note.sources)
+        if isinstance(note, TierReachable):
+            self._others.append(note)
+        elif isinstance(note, ChunksFound):
+            self._others.append(note._replace(keys=()))
+
+    def put_aside(self, note: Flushed | None) -> None:
+        """Wake the reader up; a ``Flushed`` comes after all that was put before."""
+        with self._lock:
+            self._send(note)
+
+    def _send(self, note: Note) -> None:
+        self.sent += 1
+        self._queue.put(note)
+
+    def get(self, timeout_s: float | None) -> Note:
+        """The next note. Raises queue.Empty if there is none in time."""
+        note = self._queue.get(timeout=timeout_s)
+        if isinstance(note, Flushed):
+            return note
+        self._got += 0 if note is None else _weight(note)
+        return note
+
+    def overflow(self) -> list[Event]:
+        """What came when the queue was full; the queue is open again. Only when it is empty."""
+        if not self._beyond or not self._queue.empty():
+            return []
+        with self._lock:
+            if not self._queue.empty():
+                return []
+            last, self._last = self._last, {}
+            others, self._others = self._others, []
+            self._beyond = False
+        events: list[Event] = [n for n in others if not getattr(n, "complete", True)]
+        for (tier, key), there in last.items():
+            gone = ChunksRemoved(tier, (key,), Reason.EVICTED)
+            events.append(ChunksStored(tier, (key,)) if there else gone)
+        return events + [n for n in others if getattr(n, "complete", True)]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something was not taken yet."""
+        return self._beyond or not self._queue.empty()
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        with self._lock:
+            assert self._put - self._got <= self._max_queued, "the queue is over its bound"
+            assert self._beyond or not self._last, "news are kept and the queue is open"
+
+    def __repr__(self) -> str:
+        return f"<Notes {self._put - self._got} chunks queued, {len(self._last)} beyond the bound>"
+
+
+def _weight(note: Event | Captured) -> int:
+    if isinstance(note, Captured):
+        return len(note.sources)
+    return 1 + len(getattr(note, "keys", ()))
