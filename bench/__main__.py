@@ -1,6 +1,6 @@
 """All figures, or those of one part.
 
-    python -m bench [--only import|manager|copy|p2p|ttft|io|obj|kv|fs|log] [--json FILE]
+    python -m bench [--only import|manager|index|copy|p2p|ttft|io|obj|kv|fs|log] [--json FILE]
                     [--root DIR] [--model DIR] [--tiny]
 
 Each part runs in processes of its own, one after the other, and prints its lines as they come. At
@@ -64,6 +64,10 @@ def _import(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.imports", *(["--rounds", "1"] if given.tiny else [])]]
 
 
+def _index(given: argparse.Namespace) -> list[list[str]]:
+    return [["bench.index", *_tiny(given)]]
+
+
 def _copy(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.copy", *_tiny(given)]]
 
@@ -83,6 +87,7 @@ def _p2p(given: argparse.Namespace) -> list[list[str]]:
 PARTS: dict[str, Commands] = {
     "import": _import,
     "manager": _manager,
+    "index": _index,
     "copy": _copy,
     "p2p": _p2p,
     "ttft": _ttft,

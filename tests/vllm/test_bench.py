@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench import copy, flat, fs_files, fs_log, imports, io_steps, kv, manager, obj, ttft
+from bench import copy, flat, fs_files, fs_log, imports, index, io_steps, kv, manager, obj, ttft
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
 
 OPERATIONS = (
@@ -46,6 +46,13 @@ def test_manager_beside_a_bare_dictionary(capsys):
     flat.measure(flat.TINY)
     operations = ("lookup_hit", "lookup_miss", "touch", "load", "store_evict")
     assert figures_of(printed(capsys)).keys() == {f"FLAT manager.{op}" for op in operations}
+
+
+def test_the_index(capsys):
+    index.measure(index.TINY, rounds=3)
+    lines = printed(capsys)
+    assert figures_of(lines).keys() == {"COST index.lookup_ms", "COST index.block_bytes"}
+    assert [name for _, name, _ in remarks_in(lines)] == ["index.apply"]
 
 
 def test_the_copier_beside_memcpy(capsys):

@@ -1,0 +1,186 @@
+"""What each pod holds, as it says itself. Pure: neither clock nor threads.
+
+A block is known by 64 bits, the last eight bytes of its hash; for each there is one integer with a
+bit for every place (pod, tier, group) that holds it. Presence is counted: it takes as many
+removals as there were stores.
+
+The number of blocks is bounded. Above the bound those leave that nobody told or asked of for
+longest, and each pod that had one is no longer ``complete``: of it the index may know too little,
+never too much.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kvtiers.hashing import event_hash
+from kvtiers.index.blocks import Blocks
+from kvtiers.index.places import MAX_PLACES, Group, Place, Pod, Tier, tier_of
+from kvtiers.kvevents.messages import AllBlocksCleared, BlockHash, BlockStored, KVEvent
+
+_MEMO = 1 << 16
+
+
+def number(block: BlockHash) -> int:
+    """The 64 bits by which a block is known."""
+    return event_hash(block) if isinstance(block, bytes) else block
+
+
+class Presence:
+    """Pods, and which blocks their tiers hold."""
+
+    def __init__(self, max_blocks: int) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.blocks = Blocks(max_blocks)
+        self.evicted = 0
+        """How many blocks left for want of room."""
+        self.unplaced = 0
+        """How many stores were left out, since their pod has too many places."""
+        self._more: dict[tuple[int, int], int] = {}
+        """By bit and block, how often it is held there, beyond once."""
+        self._free: list[int] = []
+        self._bits = 0
+        """How many bits were ever given, to places and groups."""
+        self._of_bit: dict[int, tuple[Place, Group]] = {}
+        self._owners: dict[int, int] = {}
+        """From the integer of a block to the bits of the groups that hold it anywhere: a memo."""
+
+    def pod(self, name: str, model: str = "") -> Pod:
+        """A pod, known from now on."""
+        pod = self.pods.get(name)
+        if pod is None:
+            pod = self.pods[name] = Pod(name, model)
+        return pod
+
+    def apply(self, name: str, event: KVEvent) -> None:
+        """Take in what a pod says."""
+        if isinstance(event, AllBlocksCleared):
+            self.clear(name, complete=True)
+            return
+        pod, group = self.pod(name), event.group_idx or 0
+        blocks = list(map(number, event.block_hashes))
+        if isinstance(event, BlockStored):
+            place = self._place(pod, tier_of(event), group, event)
+            if place is None:
+                self.unplaced += 1
+                pod.complete = False
+            elif blocks:
+                parent = event.parent_block_hash
+                self._add(place, blocks, None if parent is None else number(parent))
+        elif (place := pod.places.get((tier_of(event), group))) is not None:
+            self._remove(place, blocks)
+
+    def clear(self, name: str, *, complete: bool) -> None:
+        """The pod holds nothing, as far as is known; ``complete``: as is known for certain."""
+        pod = self.pod(name)
+        self._forget_blocks(pod)
+        pod.complete = complete
+
+    def drop(self, name: str) -> None:
+        """There is no such pod any more."""
+        pod = self.pods.pop(name, None)
+        if pod is None:
+            return
+        self._forget_blocks(pod)
+        for place in pod.places.values():
+            del self._of_bit[place.bit]
+        self._free += [place.bit for place in pod.places.values()]
+        self._free += [group.bit for group in pod.groups.values()]
+        self._owners.clear()
+
+    def _add(self, place: Place, blocks: Sequence[int], parent: int | None) -> None:
+        # Blocks that come one by one, without a parent, mostly follow what came before.
+        after = place.last if parent is None else parent
+        twice = self.blocks.add(blocks, place.bit, after)
+        place.blocks += len(blocks) - len(twice)
+        place.last = blocks[-1]
+        for block in twice:
+            self._more[place.bit, block] = self._more.get((place.bit, block), 0) + 1
+        self._forget(self.blocks.make_room())
+
+    def _remove(self, place: Place, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            more = self._more.pop((place.bit, block), 0)
+            if more > 1:
+                self._more[place.bit, block] = more - 1
+            elif not more and self.blocks.remove(block, place.bit):
+                place.blocks -= 1
+
+    def _forget_blocks(self, pod: Pod) -> None:
+        if any(place.blocks for place in pod.places.values()):
+            self.blocks.remove_everywhere(pod.bits)
+        if self._more:
+            self._more = {k: n for k, n in self._more.items() if not k[0] & pod.bits}
+        for place in pod.places.values():
+            place.blocks = 0
+
+    def _forget(self, left: Sequence[tuple[int, int]]) -> None:
+        lost = 0
+        for block, mask in left:
+            lost |= mask
+            for bit in bits_of(mask):
+                self._of_bit[bit][0].blocks -= 1
+                if self._more:
+                    self._more.pop((bit, block), None)
+        self.evicted += len(left)
+        for pod in self.pods.values() if lost else ():
+            if pod.bits & lost:
+                pod.complete = False
+
+    # -- places ----------------------------------------------------------------------------------
+
+    def _place(self, pod: Pod, tier: Tier, index: int, event: BlockStored) -> Place | None:
+        place = pod.places.get((tier, index))
+        if place is None:
+            if len(pod.places) >= MAX_PLACES:
+                return None
+            place = pod.places[tier, index] = Place(tier, index, self._bit())
+            if index not in pod.groups:
+                pod.groups[index] = Group(self._bit())
+            pod.bits |= place.bit
+            self._of_bit[place.bit] = place, pod.groups[index]
+            self._owners.clear()
+        pod.groups[index].learn(event)
+        return place
+
+    def _bit(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._bits += 1
+        return 1 << self._bits - 1
+
+    def owners(self, mask: int) -> int:
+        """The bits of the groups that hold a block in any of their tiers."""
+        found = self._owners.get(mask)
+        if found is None:
+            if len(self._owners) >= _MEMO:
+                self._owners.clear()
+            found = 0
+            for bit in bits_of(mask):
+                found |= self._of_bit[bit][1].bit
+            self._owners[mask] = found
+        return found
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        self.blocks.check()
+        places = [place for pod in self.pods.values() for place in pod.places.values()]
+        everything = sum(place.bit for place in places)
+        assert {p.bit for p in places} == self._of_bit.keys(), "a place has no bit of its own"
+        assert all(mask == mask & everything for _, mask in self.blocks), "held by nobody known"
+        for place in places:
+            found = sum(1 for _, mask in self.blocks if mask & place.bit)
+            assert found == place.blocks, f"{place} has {found} blocks"
+        for (bit, block), more in self._more.items():
+            assert more > 0, "held less than once more"
+            assert self.blocks.get(block) & bit, "counted where it is not held"
+
+    def __repr__(self) -> str:
+        incomplete = sum(not pod.complete for pod in self.pods.values())
+        return f"<Presence {self.blocks}, {len(self.pods)} pods, {incomplete} incomplete>"
+
+
+def bits_of(mask: int) -> Iterable[int]:
+    """Its powers of two."""
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit
