@@ -64,5 +64,6 @@ COMMANDS = (
         "a front for engines that run prefill and decode apart, or share prefixes",
         "--prefill http://127.0.0.1:8001 --decode http://127.0.0.1:8002",
     ),
+    _command("top", "tiers, hit rates and flows of a running engine, live", "--once"),
     _command("demo", "a real model with and without tiers, measured", "--output demo-results"),
 )

@@ -1,13 +1,11 @@
 """Where prompt tokens came from, out of a server's ``/metrics``."""
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
+
+from kvtiers.observe.exposition import parse
 
 _CACHED = "vllm:prompt_tokens_cached_by_source_total"
 _PROMPT = "vllm:prompt_tokens_by_source_total"
-_SAMPLE = re.compile(r"^(?P<name>[\w:]+)\{(?P<labels>.*)\} (?P<value>\S+)$")
-_SOURCE = re.compile(r'(?:^|,)source="(?P<source>[^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +45,9 @@ def parse_counts(exposition: str) -> TokenCounts:
 
     A source that the server does not report counts 0.
     """
+    scrape = parse(exposition)
     sums = {f.name: 0.0 for f in fields(TokenCounts)}
-    for name, source, value in _samples(exposition):
-        if name == _PROMPT and source == "local_compute":
-            sums["computed"] += value
-        elif name == _CACHED:
-            sums[source if source in ("device", "host", "disk") else "other"] += value
+    sums["computed"] = scrape.total(_PROMPT, source="local_compute")
+    for source, value in scrape.by(_CACHED, "source").items():
+        sums[source if source in ("device", "host", "disk") else "other"] += value
     return TokenCounts(**{field: round(value) for field, value in sums.items()})
-
-
-def _samples(exposition: str) -> Iterator[tuple[str, str, float]]:
-    for line in exposition.splitlines():
-        sample = _SAMPLE.match(line)
-        if sample is None or sample["name"] not in (_CACHED, _PROMPT):
-            continue
-        source = _SOURCE.search(sample["labels"])
-        if source is not None:
-            yield sample["name"], source["source"], float(sample["value"])

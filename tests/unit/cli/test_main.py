@@ -22,8 +22,8 @@ from tests.unit.cli.cli_kit import (
     write_json,
 )
 
-ALONE = ["proxy", "demo"]
-"""Commands that need more than a tier and say so in other words: tested on their own."""
+ALONE = ["proxy", "top", "demo"]
+"""Commands that need more than a tier, or none: tested on their own."""
 CONFIG = '{"cpu_bytes_to_use": 4194304}'
 
 
