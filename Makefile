@@ -34,8 +34,9 @@ check: setup ## lint, format, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-docs: setup ## write the generated tables of docs/ anew
+docs: setup ## write the generated tables of docs/, and the dashboard, anew
 	@$(BIN)/python scripts/docs.py
+	@$(BIN)/python -m scripts.dashboard
 
 clean: ## remove results and caches (.venv and .models stay)
 	@rm -rf demo-results bench-results.json build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis \

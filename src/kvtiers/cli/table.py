@@ -65,5 +65,6 @@ COMMANDS = (
         "--prefill http://127.0.0.1:8001 --decode http://127.0.0.1:8002",
     ),
     _command("top", "tiers, hit rates and flows of a running engine, live", "--once"),
+    _command("dashboard", "a Grafana dashboard, and what provisions it", "--output grafana"),
     _command("demo", "a real model with and without tiers, measured", "--output demo-results"),
 )
