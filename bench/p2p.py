@@ -117,6 +117,9 @@ def _serve(pipe: Any, size: Size) -> None:
         pipe.send((engine.tier.port, address))
         while agent is not None:
             pipe.recv()
+            while not pipe.poll(0.0001):
+                agent.get_new_notifs()
+            pipe.recv()
         connection, _ = listener.accept()
         with connection:
             while pipe.recv():
@@ -155,11 +158,16 @@ class BareTransfer:
     def __init__(self, pipe: Any, where: tuple[bytes, int], memory: bytearray, size: Size) -> None:
         metadata, self._theirs = where
         self._ours, self._size = address_of(memoryview(memory)), size
-        self._agent = bare_agent(memory)
+        self._pipe, self._agent = pipe, bare_agent(memory)
         self._name = self._agent.add_remote_agent(metadata)
 
     def move(self) -> None:
-        """All chunks, once."""
+        """All chunks, once. The producer looks after its agent meanwhile."""
+        self._pipe.send(True)
+        self._read()
+        self._pipe.send(False)
+
+    def _read(self) -> None:
         lists = [
             self._agent.get_xfer_descs(
                 [

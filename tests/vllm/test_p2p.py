@@ -36,10 +36,10 @@ class Peer:
     port: int
 
 
-def p2p(port=0):
+def p2p(port=0, **options):
     """Patient, for three engines on a machine that others load."""
     patient = {"handshake_deadline_s": 30, "lookup_deadline_s": 30, "silence_deadline_s": 60}
-    tier = {"type": "p2p", "port": port, **patient}
+    tier = {"type": "p2p", "port": port, **patient, **options}
     return offload(lookup_deadline_s=40, secondary_tiers=[tier])
 
 

@@ -128,7 +128,8 @@ class Endpoint:
             )
             assert memory is not None
             agent = new_agent(options.backends, options.num_threads)
-            return NixlTransport(self._loop, memory, agent, self._start_thread), tcp
+            longest_s = options.longest_load_s
+            return NixlTransport(self._loop, memory, agent, self._start_thread, longest_s), tcp
         except ConfigError:
             tcp.close()
             raise

@@ -1,8 +1,11 @@
-"""The thread on which NIXL reads: its calls may take their time, and some copy as they are made.
+"""The thread that calls NIXL: its calls may take their time, and some copy as they are made.
 
-It is given reads, makes a NIXL transfer of each, looks after those under way, and sums what came.
-What it does not survive it reports: a read ends with the places that are whole, and why others are
-not.
+It is given reads, makes a NIXL transfer of each, and looks after those under way. A read that fails
+says why.
+
+NIXL gets on only while it is called: also for what others read here, where that is not done by a
+device or the kernel, as over TCP, and for their first read, which makes the connection. So this
+thread looks after NIXL as long as something is read here, or lent to others. Else it sleeps.
 """
 
 import logging
@@ -12,11 +15,15 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from xxhash import xxh3_64_intdigest
-
 _log = logging.getLogger("kvtiers")
 
 _LOOK_EVERY_S = 0.0001
+"""While something is read here."""
+_LOOK_FOR_OTHERS_EVERY_S = 0.0005
+"""While others may read: so that they need not wait long where UCX sends what they ask for."""
+_LINGER_S = 2.0
+"""How long NIXL is looked after when what was lent is taken back, or a producer is forgotten: until
+reads that nobody waits for have ended, and connections are closed."""
 _JOIN_S = 2.0
 """How long what is under way is waited for in the end."""
 
@@ -41,8 +48,8 @@ class Read:
     metadata: bytes
     """The producer's agent."""
     chunks: Sequence[Chunk]
-    ended: Callable[[dict[int, bool], str], None]
-    """Called on this thread: whether each place is whole; why the read failed, if it did."""
+    ended: Callable[[str], None]
+    """Called on this thread: why the read failed, or nothing."""
     handle: Any = None
 
 
@@ -53,37 +60,63 @@ class Forget:
     metadata: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """So many chunks more, or less, are lent to consumers: they may read them at any time."""
+
+    count: int
+    lingers: bool = False
+    """They were not taken: a read of them may be under way."""
+
+
+Work = Read | Forget | Lent | None
+"""None: the end."""
+
+
 @dataclass(slots=True, eq=False)
 class Reader:
     """Reads on a thread of its own; ``agent`` is a ``nixl_agent`` that nobody else calls."""
 
     agent: Any
-    queue: "SimpleQueue[Read | Forget | None]" = field(default_factory=SimpleQueue)
+    clock: Callable[[], float]
+    queue: "SimpleQueue[Work]" = field(default_factory=SimpleQueue)
     names: dict[bytes, str] = field(default_factory=dict)
     """Of producers' agents that NIXL knows."""
     active: list[Read] = field(default_factory=list)
+    lent: int = 0
+    """Chunks."""
+    lingers_until: float = 0.0
 
     def run(self) -> None:
         """Read until None is in the queue; what is under way then is waited for, for a while."""
-        while True:
-            try:
-                work = self.queue.get(block=not self.active)
-            except Empty:
-                if not self._look():
-                    time.sleep(_LOOK_EVERY_S)
-                continue
-            if work is None:
-                break
+        while (work := self._next()) is not None:
             if isinstance(work, Read):
                 self._begin(work)
-            else:
+            elif isinstance(work, Forget):
                 self._forget(work.metadata)
-        until = time.monotonic() + _JOIN_S
-        while self.active and time.monotonic() < until:
-            if not self._look():
-                time.sleep(_LOOK_EVERY_S)
+                self._linger()
+            else:
+                self.lent += work.count
+                if work.lingers:
+                    self._linger()
+        until = self.clock() + _JOIN_S
+        while self.active and self.clock() < until:
+            time.sleep(self._look())
         for metadata in list(self.names):
             self._forget(metadata)
+
+    def _next(self) -> Work:
+        """What is to be done, when there is something. NIXL is looked after meanwhile."""
+        patience = 0.0
+        while self.active or self.lent or self.clock() < self.lingers_until:
+            try:
+                return self.queue.get(timeout=patience)
+            except Empty:
+                patience = self._look()
+        return self.queue.get()
+
+    def _linger(self) -> None:
+        self.lingers_until = self.clock() + _LINGER_S
 
     def _begin(self, read: Read) -> None:
         try:
@@ -112,8 +145,11 @@ class Reader:
         self._end(read, "" if state == "DONE" else f"NIXL could not read: {state}")
         return True
 
-    def _look(self) -> bool:
-        """Look after what is under way; whether something ended."""
+    def _look(self) -> float:
+        """Look after what is under way; when to look again, in seconds."""
+        if not self.active:
+            self._get_on()
+            return _LOOK_FOR_OTHERS_EVERY_S
         ended = False
         for read in list(self.active):
             try:
@@ -121,18 +157,24 @@ class Reader:
             except Exception as e:
                 self._end(read, f"NIXL could not read: {e}")
                 ended = True
-        return ended
+        return 0.0 if ended else _LOOK_EVERY_S
+
+    def _get_on(self) -> None:
+        """Let NIXL do what others wait for; looking after a read does that, too."""
+        try:
+            self.agent.get_new_notifs()
+        except Exception as e:
+            _log.debug("p2p: NIXL does not get on: %s", e)
 
     def _end(self, read: Read, why: str) -> None:
         if read in self.active:
             self.active.remove(read)
-        whole = {chunk.place: not why and _is_whole(chunk) for chunk in read.chunks}
         try:
             if read.handle is not None:
                 self.agent.release_xfer_handle(read.handle)
         except Exception as e:
             _log.warning("p2p: NIXL does not let go of a read: %s", e)
-        read.ended(whole, why)
+        read.ended(why)
 
     def _forget(self, metadata: bytes) -> None:
         name = self.names.pop(metadata, None)
@@ -143,15 +185,11 @@ class Reader:
             _log.debug("p2p: NIXL does not forget a peer: %s", e)
 
     def check(self) -> None:
-        """Raise AssertionError if a read is under way that was not begun."""
+        """Raise AssertionError if a read was not begun, or was taken without being lent."""
         assert all(read.handle is not None for read in self.active), "a read has no handle"
+        assert self.lent >= 0, "more chunks were taken than lent"
 
     def __repr__(self) -> str:
-        return f"<Reader {len(self.active)} reads, {len(self.names)} producers>"
-
-
-def _is_whole(chunk: Chunk) -> bool:
-    try:
-        return xxh3_64_intdigest(chunk.view) == chunk.checksum
-    except ValueError:  # host memory is gone
-        return False
+        return (
+            f"<Reader {len(self.active)} reads, {self.lent} chunks lent, {len(self.names)} known>"
+        )

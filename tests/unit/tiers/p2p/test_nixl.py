@@ -1,5 +1,7 @@
 """NIXL and UCX, on whatever this machine has: the consumer reads the producer's memory."""
 
+import time
+
 import pytest
 
 from kvtiers.chunks import Lookup
@@ -24,6 +26,33 @@ def session(a, b):
     return b.endpoint._peers["127.0.0.1", a.port]
 
 
+def reader(engine):
+    return engine.endpoint._us.transports[0]._reader
+
+
+def at_rest(engine):
+    mine = reader(engine)
+    return not mine.active and not mine.lent and time.monotonic() > mine.lingers_until
+
+
+def spent_while_idle(*engines):
+    """Processor seconds of the process in half a second, and calls of NIXL."""
+    for engine in engines:
+        engine.rest()
+        until(lambda engine=engine: at_rest(engine))
+    calls = []
+    agents = [reader(engine).agent for engine in engines]
+    for agent in agents:
+        agent.get_new_notifs = lambda: calls.append(1)
+        agent.check_xfer_state = lambda handle: calls.append(1)
+    began = time.process_time()
+    time.sleep(0.5)
+    spent = time.process_time() - began
+    for agent in agents:
+        del agent.get_new_notifs, agent.check_xfer_state
+    return spent, len(calls)
+
+
 def test_what_a_peer_has_is_read(pair):
     a, b = pair
     a.store(NAMES[:30])
@@ -42,6 +71,20 @@ def test_both_ways(pair):
     b.store(names)
     assert a.pull(names, a.request(source(b))) == [Lookup.HIT] * 8
     a.must_have(names)
+
+
+def test_an_idle_engine_sleeps(pair):
+    """With NIXL's own thread it would be half a second for each engine."""
+    a, b = pair
+    names = keys(8, "before")
+    a.store(names)
+    request = b.request(source(a, "x7"))
+    assert b.pull(names, request) == [Lookup.HIT] * 8
+    b.manager.on_request_finished(request)
+    spent, calls = spent_while_idle(a, b)
+    assert session(a, b)._outstanding.receiver is not None, "the session stands"
+    assert spent < 0.1
+    assert calls == 0
 
 
 def test_decode_reads_while_prefill_runs(pair):
@@ -88,6 +131,19 @@ def test_a_peer_without_nixl_is_served_over_tcp(pair):
         assert type(session(a, b)._outstanding.receiver).__name__ == "TcpReceiver"
     finally:
         b.close()
+
+
+def test_over_tcp_a_producer_that_only_serves_sends_what_is_read(monkeypatch):
+    """There UCX has nothing but two threads that call it."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    names = keys(32, "by-tcp")
+    with engines(options=BY_NIXL) as (a, b):
+        a.store(names)
+        request = b.request(source(a))
+        assert b.pull(names, request) == [Lookup.HIT] * 32
+        b.must_have(names)
+        b.manager.on_request_finished(request)
+        assert spent_while_idle(a, b)[1] == 0
 
 
 @pytest.mark.parametrize("stage", ["asked", "while-chunks-come"])

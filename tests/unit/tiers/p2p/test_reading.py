@@ -1,18 +1,24 @@
 """NIXL's side of a session, with an agent whose every answer a test decides."""
 
 import threading
+from queue import Empty
 
 import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.addresses import address_of
-from kvtiers.tiers.p2p.nixl import NixlSender, NixlTransport, _parts
-from kvtiers.tiers.p2p.reading import Chunk
+from kvtiers.tiers.p2p import reading
+from kvtiers.tiers.p2p.nixl import NixlTransport
+from kvtiers.tiers.p2p.nixl_receiver import _parts
+from kvtiers.tiers.p2p.nixl_sender import NixlSender
+from kvtiers.tiers.p2p.reading import Chunk, Forget, Lent, Read, Reader
 from kvtiers.tiers.p2p.transport import Delivered, Sent
 from kvtiers.tiers.p2p.wire import ProtocolError
 from tests.unit.tiers.p2p.engines import until
 from tests.unit.tiers.p2p.test_peer import Time
+
+LONGEST_S = 30.0
 
 
 class Agent:
@@ -22,8 +28,10 @@ class Agent:
         self.said: list[str] = []
         self.states: dict[int, str] = {}
         self.posts = "PROC"
+        self.all_end = False
         self.fails = ""
         self.handles = 0
+        self.looked = 0
 
     def register_memory(self, regions, kind):
         if self.fails == "register":
@@ -57,8 +65,14 @@ class Agent:
         self.states[handle] = self.posts
         return self.posts
 
+    def get_new_notifs(self) -> dict:
+        self.looked += 1
+        if self.fails == "look":
+            raise RuntimeError("it lost its device")
+        return {}
+
     def check_xfer_state(self, handle) -> str:
-        return self.states[handle]
+        return "DONE" if self.all_end else self.states[handle]
 
     def release_xfer_handle(self, handle) -> None:
         self.said.append("release")
@@ -85,7 +99,9 @@ class Bench:
         self.loop, self.agent = Loop(), agent or Agent()
         self.memory = bytearray(b"theirs" * 4096)
         self.threads: list[threading.Thread] = []
-        self.transport = NixlTransport(self.loop, memoryview(self.memory), self.agent, self.start)
+        self.transport = NixlTransport(
+            self.loop, memoryview(self.memory), self.agent, self.start, LONGEST_S
+        )
         self.said: list = []
         calls = Delivered(
             lambda *a: self.said.append(("arrived", *a)),
@@ -128,7 +144,7 @@ class Bench:
 def bench():
     made = Bench()
     yield made
-    made.agent.states = dict.fromkeys(made.agent.states, "DONE")
+    made.agent.all_end = True
     made.transport.close()
     assert made.agent.said[-1] == "deregister"
     assert not made.threads[0].is_alive()
@@ -212,6 +228,87 @@ def test_reads_are_cut_where_they_get_long():
     assert _parts([]) == []
 
 
+# -- the thread -----------------------------------------------------------------------------------
+
+
+class Script:
+    """What is in the queue by the time it is looked at; Empty stands for a wait in vain."""
+
+    def __init__(self, time: Time, *items) -> None:
+        self.time, self.items = time, list(items)
+        self.waits: list[float | None] = []
+
+    def get(self, timeout: float | None = None):
+        self.waits.append(timeout)
+        item = self.items.pop(0)
+        if item is not Empty:
+            return item
+        assert timeout is not None, "it sleeps"
+        self.time.now += timeout
+        raise Empty
+
+
+def waits(agent, *items, ended=lambda why: None):
+    """How long the thread waits each time: None for as long as nothing happens."""
+    time = Time()
+    script = Script(time, *items, None)
+    reader = Reader(agent, time.clock, script)
+    reader.run()
+    reader.check()
+    assert not script.items
+    return script.waits
+
+
+def test_with_nothing_to_do_it_sleeps():
+    agent = Agent()
+    assert waits(agent) == [None]
+    assert agent.looked == 0
+
+
+def test_while_chunks_are_lent_it_looks_after_nixl_for_others():
+    agent = Agent()
+    every = reading._LOOK_FOR_OTHERS_EVERY_S
+    assert waits(agent, Lent(2), Empty, Empty, Lent(-1), Empty, Lent(-1)) == [
+        *(None, 0.0, every, every),
+        *(0.0, every),
+        None,
+    ]
+    assert agent.looked == 3
+
+
+def test_a_read_is_looked_after_until_it_ended():
+    agent, said = Agent(), []
+    read = Read(b"agent", [Chunk(0, memoryview(b"x"), 0, 0, 0)], said.append)
+
+    class Ending(Script):
+        def get(self, timeout=None):
+            if len(self.waits) == 3:
+                agent.states[1] = "DONE"
+            return super().get(timeout)
+
+    time = Time()
+    script = Ending(time, read, Empty, Empty, Empty, None)
+    Reader(agent, time.clock, script).run()
+    assert script.waits == [None, 0.0, reading._LOOK_EVERY_S, reading._LOOK_EVERY_S, None]
+    assert said == [""]
+
+
+@pytest.mark.parametrize("work", [Lent(0, lingers=True), Forget(b"unknown")])
+def test_for_a_while_it_looks_after_what_nobody_waits_for(work):
+    agent = Agent()
+    every = reading._LOOK_FOR_OTHERS_EVERY_S
+    looks = round(reading._LINGER_S / every)
+    told = waits(agent, work, *[Empty] * (looks + 1))
+    assert told == [None, 0.0, *[every] * looks, None]
+
+
+def test_nixl_that_cannot_get_on_is_asked_again():
+    agent = Agent()
+    agent.fails = "look"
+    waits(agent, Lent(1), Empty, Empty, Lent(-1))
+    assert agent.looked == 2
+
+
 # -- the producer's end ---------------------------------------------------------------------------
 
 
@@ -221,10 +318,15 @@ class Producer:
         calls = Sent(
             lambda *a: self.said.append(("sent", *a)),
             lambda *a: self.said.append(("ready", *a)),
-            lambda *a: self.said.append(("broken", *a)),
+            self.broken,
         )
-        self.sender = NixlSender(self.loop, calls, b"")
+        self.lent: list[Lent] = []
+        self.sender = NixlSender(self.loop, calls, b"", self.lent.append, LONGEST_S)
         self.chunks = [memoryview(bytes([n]) * 64) for n in range(3)]
+
+    def broken(self, why: str) -> None:
+        self.said.append(("broken", why))
+        self.sender.close()
 
     def take(self) -> list:
         self.loop.go(0.0)
@@ -245,8 +347,52 @@ def test_chunks_are_announced_and_let_go_when_they_were_taken():
     for places in ([0], [9]):
         with pytest.raises(ProtocolError, match="not offered"):
             producer.sender.taken(7, places)
+    assert producer.lent == [Lent(3), Lent(-2)]
     producer.sender.drop(7)
     assert producer.take() == [("sent", 7, 1, False)]
+    assert producer.lent[2:] == [Lent(-1, lingers=True)]
+
+
+def test_a_consumer_that_takes_nothing_cannot_keep_what_is_lent_to_it():
+    producer = Producer()
+    producer.sender.push(7, [(0, producer.chunks[0])])
+    producer.take()
+    producer.loop.go(LONGEST_S / 2)
+    producer.sender.push(8, [(0, producer.chunks[1])])
+    producer.sender.taken(7, [0])
+    producer.take()
+    producer.loop.go(LONGEST_S / 2)
+    assert producer.take() == []
+    producer.loop.go(LONGEST_S / 2)
+    assert producer.take() == [("broken", "it does not take what it asked for")]
+
+
+def test_a_consumer_that_took_everything_has_all_the_time():
+    producer = Producer()
+    producer.sender.push(7, [(0, producer.chunks[0])])
+    producer.take()
+    producer.sender.taken(7, [0])
+    producer.take()
+    producer.loop.go(2 * LONGEST_S)
+    assert producer.take() == []
+
+
+def test_what_a_session_leaves_untaken_is_taken_back():
+    producer = Producer()
+    producer.sender.push(7, list(enumerate(producer.chunks)))
+    producer.take()
+    producer.sender.close()
+    producer.sender.close()
+    assert producer.lent == [Lent(3), Lent(-3, lingers=True)]
+
+
+def test_who_hears_that_the_session_ends_while_chunks_are_announced_lends_nothing():
+    producer = Producer()
+    producer.chunks[1].release()
+    object.__setattr__(producer.sender._calls, "sent", lambda *a: producer.sender.close())
+    producer.sender.push(7, list(enumerate(producer.chunks)))
+    assert producer.take() == []
+    assert producer.lent == []
 
 
 def test_a_chunk_whose_memory_was_reset_is_not_announced():
