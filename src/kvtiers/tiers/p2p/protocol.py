@@ -18,8 +18,6 @@ from typing import Any, cast
 from kvtiers.chunks import ChunkLayout, GroupLayout, Key
 from kvtiers.tiers.p2p.wire import (
     U8,
-    U16,
-    U32,
     U64,
     Codec,
     Cursor,
@@ -224,17 +222,17 @@ Message = (
 
 _TEXT = text(_MAX_TEXT)
 _KEYS = blobs(MAX_KEYS, MAX_KEY_BYTES)
-_CODED = rows(MAX_KEYS, U16, U8)
+_CODED = rows(MAX_KEYS, "HB")
 
 _BODIES: Mapping[type[Message], tuple[int, tuple[Codec, ...]]] = {
-    Hello: (1, (_TEXT, rows(_MAX_GROUPS, U32, U64, U32, U8), _TEXT, blobs(16, 32))),
+    Hello: (1, (_TEXT, rows(_MAX_GROUPS, "IQIB"), _TEXT, blobs(16, 32))),
     HelloAck: (2, (blob(TOKEN_BYTES), _TEXT, blob(32), blob(_MAX_OFFER))),
     Refuse: (3, (U8, _TEXT)),
     LookUp: (4, (U64, _TEXT, U8, _KEYS)),
     LookUpAnswer: (5, (U64, _CODED)),
     Fetch: (6, (U64, _TEXT, U8, _KEYS)),
-    ChunkReady: (7, (U64, rows(MAX_KEYS, U16, U64, U64))),
-    Taken: (8, (U64, rows(MAX_KEYS, U16))),
+    ChunkReady: (7, (U64, rows(MAX_KEYS, "HQQ"))),
+    Taken: (8, (U64, rows(MAX_KEYS, "H"))),
     TransferDone: (9, (U64, _CODED)),
     Cancel: (10, (U64,)),
     Finished: (11, (_TEXT,)),
@@ -244,6 +242,7 @@ _BODIES: Mapping[type[Message], tuple[int, tuple[Codec, ...]]] = {
 }
 _KINDS = {number: (cls, codecs) for cls, (number, codecs) in _BODIES.items()}
 _IN_EVERY_VERSION = (Hello, Refuse)
+_VERDICTS = frozenset(Verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +289,7 @@ def _check(message: Message) -> None:
         if not message.keys or len(set(message.keys)) < len(message.keys):
             raise ProtocolError("it names no chunk, or one twice")
     if isinstance(message, LookUpAnswer):
-        if any(verdict not in tuple(Verdict) for _, verdict in message.verdicts):
+        if any(verdict not in _VERDICTS for _, verdict in message.verdicts):
             raise ProtocolError("a verdict in it is none")
         _check_places(message.verdicts)
     if isinstance(message, TransferDone):

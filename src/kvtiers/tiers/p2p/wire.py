@@ -50,7 +50,7 @@ def _number(code: str) -> Codec:
     return Codec(packed.pack, lambda cursor: packed.unpack(cursor.take(packed.size))[0])
 
 
-U8, U16, U32, U64 = _number("B"), _number("H"), _number("I"), _number("Q")
+U8, U32, U64 = _number("B"), _number("I"), _number("Q")
 
 
 def blob(limit: int) -> Codec:
@@ -97,18 +97,16 @@ def blobs(max_count: int, limit: int) -> Codec:
     return Codec(write, read)
 
 
-def rows(max_count: int, *codecs: Codec) -> Codec:
-    """Up to ``max_count`` tuples of the values of ``codecs``."""
+def rows(max_count: int, codes: str) -> Codec:
+    """Up to ``max_count`` tuples of numbers: ``codes`` are those of :mod:`struct`, of one tuple."""
+    packed = struct.Struct(f"<{codes}")
 
-    def write(values: tuple[tuple[Any, ...], ...]) -> bytes:
-        parts = [U32.write(len(values))]
-        for row in values:
-            parts += [codec.write(value) for codec, value in zip(codecs, row, strict=True)]
-        return b"".join(parts)
+    def write(values: tuple[tuple[int, ...], ...]) -> bytes:
+        return b"".join((U32.write(len(values)), *[packed.pack(*row) for row in values]))
 
-    def read(cursor: Cursor) -> tuple[tuple[Any, ...], ...]:
+    def read(cursor: Cursor) -> tuple[tuple[int, ...], ...]:
         count = _count(cursor, max_count, "rows")
-        return tuple(tuple(codec.read(cursor) for codec in codecs) for _ in range(count))
+        return tuple(packed.iter_unpack(cursor.take(count * packed.size)))
 
     return Codec(write, read)
 
