@@ -7,7 +7,8 @@ host memory; the consumer's tier is given one job for all of them; timed is from
 outcome, so that the request, both threads, the checksum on either side and the outcome count. The
 bare loop: the same chunks in the same order, each sent with a header of as many bytes as ours by
 ``sendmsg``, and received by ``recv_into`` to where it belongs. The bare transfer: one READ of all
-chunks between two agents with the same backend. Sides take turns. Prints::
+chunks between two agents configured as ours are, the producer's looked after meanwhile. Sides take
+turns. Prints::
 
     LIMIT p2p.tcp.<size> <the loop's time over ours>
     LIMIT p2p.nixl.<size> <the bare transfer's time over ours>
