@@ -53,7 +53,8 @@ class Front:
         )
         application.router.add_post(CHAT, self._complete)
         application.router.add_post(COMPLETIONS, self._complete)
-        application.router.add_get(MODELS, self._models)
+        # A HEAD would be given the worker's body, too.
+        application.router.add_get(MODELS, self._models, allow_head=False)
         application.router.add_get("/health", self._health)
         application.router.add_get("/metrics", self._metrics)
         return application
@@ -95,6 +96,8 @@ class Front:
                 raw = await request.read()
         except TimeoutError:
             return replies.SLOW_BODY
+        except web.RequestPayloadError:
+            return replies.BROKEN_BODY
         return read(request.path, raw, self._seed, pass_params=options.pass_kv_transfer_params)
 
     async def _in_turn(self, request: web.Request, asked: Asked) -> web.StreamResponse:
@@ -154,7 +157,8 @@ class Front:
         except web.HTTPRequestEntityTooLarge:
             return self._refuse(replies.too_large(self._options.max_body_bytes))
         except web.HTTPException as e:
-            words = f"{request.method} {request.path} is not served here: see docs/proxy.md."
+            what = f"{request.method} {request.rel_url.raw_path}"
+            words = f"{what} is not served here: see docs/proxy.md."
             return self._refuse(Refusal(e.status, words))
         except Exception:
             _log.exception("a request failed for a reason that nobody foresaw")
@@ -168,6 +172,6 @@ def _said(refusal: Refusal) -> web.Response:
         content_type="application/json",
         headers=refusal.headers(),
     )
-    if refusal.status in (408, 413, 415) or refusal is replies.ENDING:
+    if refusal.status in (408, 413, 415) or refusal in (replies.ENDING, replies.BROKEN_BODY):
         answer.force_close()  # what is left of the body is not read
     return answer

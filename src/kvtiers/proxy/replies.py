@@ -51,6 +51,7 @@ ENDING = Refusal(503, "The proxy is being stopped: send the request to another o
 FAILED = Refusal(502, "Every worker that was tried failed before it answered: send it again.")
 NOT_JSON = Refusal(415, "The Content-Type is not application/json: send JSON and say so.")
 """Of a form that a web page could make a browser send here, among others."""
+BROKEN_BODY = Refusal(400, "The body of the request is malformed: send it again.")
 SLOW_BODY = Refusal(408, "The body of the request did not arrive in time: send it again.")
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from kvtiers.errors import ConfigError
 from kvtiers.proxy.counters import Counters
@@ -22,9 +23,21 @@ from kvtiers.proxy.serving import Serving
 from kvtiers.proxy.upstream import Upstream, watch
 
 _log = logging.getLogger("kvtiers.proxy")
+_http_log = logging.getLogger("kvtiers.proxy.http")
+"""What aiohttp has to say, but for what is wrong with a client's request: it is told so itself."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+_http_log.addFilter(_is_ours)
 
 _LINGERING_S = 1.0
 """How long the rest of a refused body is thrown away, so that its client sees the answer."""
+_IDLE_S = 75.0
+"""How long a connection may be open without a whole request head, the first or a later one."""
 
 
 class Proxy:
@@ -59,6 +72,8 @@ async def listening(proxy: Proxy) -> AsyncIterator[int]:
     runner = web.AppRunner(
         proxy.front.application(),
         access_log=None,
+        logger=_http_log,
+        keepalive_timeout=_IDLE_S,
         handler_cancellation=True,
         shutdown_timeout=options.drain_s,
         lingering_time=_LINGERING_S,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aiohttp import (
     ClientError,
+    ClientPayloadError,
     ClientResponse,
     ClientSession,
     ClientTimeout,
@@ -24,6 +25,8 @@ _log = logging.getLogger("kvtiers.proxy")
 _UNWELL = {502, 503, 504}
 """Statuses that speak against the worker. A 500 may be the request's own fault: it is tried
 elsewhere, but a client that can provoke it must not be able to put all workers out of use."""
+_FIRST_FINAL = 200
+"""Lower ones announce another answer, or another protocol."""
 _FAILURES = (ClientError, TimeoutError, OSError)
 
 
@@ -90,6 +93,8 @@ class Upstream:
         response: ClientResponse | None = None
         try:
             response = await self._send(call, headers)
+            if response.status < _FIRST_FINAL:
+                raise ClientPayloadError(f"it answers {response.status}, which is no answer")
             first = await response.content.readany()
         except _FAILURES as e:
             self._drop(worker, response)
