@@ -13,6 +13,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import zmq
@@ -25,6 +26,10 @@ Received = Callable[[list[bytes]], None]
 _READ = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _MESSAGES_AT_ONCE = 64
 """Of one socket, before others have their turn."""
+_PARTS_AT_ONCE = 4096
+"""Of those messages."""
+_MAX_PARTS = 10
+"""More than any message has that is meant; libzmq knows no bound."""
 
 
 def _descriptor(socket: "zmq.Socket[bytes]") -> int:
@@ -33,6 +38,22 @@ def _descriptor(socket: "zmq.Socket[bytes]") -> int:
 
 def _has_messages(socket: "zmq.Socket[bytes]") -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def _receive(socket: Any, parts: list[bytes], most: int) -> tuple[int, bool]:
+    """Read up to ``most`` parts, to the end of a message: how many are left, and whether it is
+    there. Ten of them are kept.
+    """
+    for left in range(most - 1, -1, -1):
+        try:
+            part = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return left, False
+        if len(parts) < _MAX_PARTS:
+            parts.append(part)
+        if not socket.getsockopt(zmq.RCVMORE):
+            return left, True
+    return 0, False
 
 
 class Timer:
@@ -58,6 +79,8 @@ class Loop:
         self._sockets: dict[int, tuple[Any, Received]] = {}
         self._unread: set[int] = set()
         """Sockets of ZeroMQ that may have messages: their descriptor tells only of a change."""
+        self._begun: dict[int, list[bytes]] = {}
+        """The first parts of messages that were not read to their end."""
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._calls: deque[Handler] = deque()
@@ -95,7 +118,7 @@ class Loop:
             self._epoll.unregister(fd)
 
     def attach(self, socket: "zmq.Socket[bytes]", received: Received) -> None:
-        """Call ``received`` with the parts of each message that comes."""
+        """Call ``received`` with the parts of each message that comes, the first ten of them."""
         fd = _descriptor(socket)
         self._sockets[fd] = (socket, received)
         self._unread.add(fd)
@@ -106,6 +129,7 @@ class Loop:
         fd = _descriptor(socket)
         self.forget(fd)
         self._sockets.pop(fd, None)
+        self._begun.pop(fd, None)
         self._unread.discard(fd)
 
     def send(self, socket: "zmq.Socket[bytes]", parts: list[bytes]) -> bool:
@@ -163,6 +187,7 @@ class Loop:
                 self._guarded(writable)
 
     def _read(self, fd: int) -> None:
+        left = _PARTS_AT_ONCE
         for _ in range(_MESSAGES_AT_ONCE):
             socket, received = self._sockets.get(fd, (None, None))
             if socket is None or received is None:
@@ -170,11 +195,12 @@ class Loop:
             if not _has_messages(socket):
                 self._unread.discard(fd)
                 return
-            try:
-                parts = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                continue
-            self._guarded(lambda received=received, parts=parts: received(parts))  # type: ignore[misc]
+            parts = self._begun.setdefault(fd, [])
+            left, whole = _receive(socket, parts, left)
+            if not whole:
+                return
+            del self._begun[fd]
+            self._guarded(partial(received, parts))
 
     def _ring(self) -> None:
         now = self.clock()

@@ -3,13 +3,11 @@
 import errno
 import os
 import socket
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from kvtiers.tiers.p2p.frames import HEADER
-from kvtiers.tiers.p2p.loop import Loop
 from kvtiers.tiers.p2p.tcp import TcpTransport
 from kvtiers.tiers.p2p.tcp_sender import Patience, TcpSender
 from kvtiers.tiers.p2p.transport import Sent
@@ -147,22 +145,3 @@ def test_a_listener_without_descriptors_rests_instead_of_spinning():
     transport.close()
     loop.go(1.0)
     assert fd not in loop.watched
-
-
-def test_a_call_of_a_closed_loop_touches_nobodys_descriptor():
-    """A name may resolve a minute after the engine has stopped."""
-    loop = Loop(time.monotonic)
-    woken = loop._woken
-    loop.call(lambda: None)
-    loop.close()
-    readable, writable = os.pipe()
-    if writable != woken:
-        os.dup2(writable, woken)  # what the system does with a number that is free
-    try:
-        os.set_blocking(readable, False)
-        loop.call(lambda: None)
-        with pytest.raises(BlockingIOError):
-            os.read(readable, 8)
-    finally:
-        for fd in {readable, writable, woken}:
-            os.close(fd)
