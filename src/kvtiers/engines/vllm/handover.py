@@ -49,4 +49,4 @@ class Handover:
 
 def _name(request_id: str) -> str:
     """A ``kv_request_id``, whose length is bounded, for any id."""
-    return hashlib.sha256(request_id.encode()).hexdigest()[:32]
+    return hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]

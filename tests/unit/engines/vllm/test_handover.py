@@ -37,9 +37,9 @@ def test_prefill_produces_and_its_answer_lets_decode_find_it():
 
 
 def test_a_request_id_of_any_length_and_script_names_a_request():
-    names = {"", "x" * 10_000, "é" * 300}
+    names = {"", "x" * 10_000, "é" * 300, "\ud800"}
     produced = {read_roles(Handover(Peers()).understood(ASKED, n))[0].produces for n in names}
-    assert len(produced) == 3
+    assert len(produced) == 4
     assert None not in produced
 
 
