@@ -5,6 +5,7 @@ and ``histograms`` count since the start and may be copied on any thread; ``take
 gathered since its last call, for an exporter that adds it up across processes.
 """
 
+import statistics
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
@@ -36,6 +37,7 @@ from kvtiers.metrics.recurrence import Recurrence, sampled
 from kvtiers.metrics.stays import Stays
 
 _PACES = 15
+"""Steps that computed prompts, of whose pace the median is taken."""
 _MAX_UNTAKEN = 4096
 """Values of one kind that are kept for ``take``; where nobody takes, the histograms have them."""
 
@@ -152,6 +154,9 @@ class Metrics:
             self._count("misses", (tier, reason), chunks)
         for tier, tokens in e.loaded.items():
             self._count("loaded_tokens", (tier,), tokens)
+        if e.loaded and self._paces:
+            saved = sum(e.loaded.values()) * statistics.median(self._paces)
+            self._count("saved_seconds", (), saved)
 
     def _lookup_timed(self, e: LookupTimed) -> None:
         if e.seconds is not None:

@@ -207,6 +207,25 @@ _UPSTREAM = (
 """Names that vLLM's offloading has."""
 
 _NEW = (
+    _counter(
+        _OURS + "lookup_misses",
+        "misses",
+        "Chunks a request asked for and a tier did not give it, by reason.",
+        "tier",
+        "reason",
+    ),
+    _counter(
+        _OURS + "loaded_tokens",
+        "loaded_tokens",
+        "Tokens of prefixes that were loaded, by the tier they were found in.",
+        "source",
+        pick=("source",),
+    ),
+    _counter(
+        _OURS + "saved_seconds",
+        "saved_seconds",
+        "Estimate of the seconds that computing the loaded tokens would have taken.",
+    ),
     _counter(_OURS + "chunks_stored", "stored", "Chunks that became resident.", "tier"),
     _counter(
         _OURS + "chunks_removed",

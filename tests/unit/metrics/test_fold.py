@@ -7,6 +7,9 @@ from kvtiers.events import (
     ChunksRemoved,
     ChunksStored,
     Hop,
+    LookupsSettled,
+    MissReason,
+    PrefillTimed,
     Reason,
     StoreOffered,
     TransferFinished,
@@ -93,3 +96,32 @@ def test_an_event_that_nothing_is_counted_of_passes_by() -> None:
     metrics = Metrics()
     metrics("of a kind that comes later")  # type: ignore[arg-type]
     assert metrics.totals == {}
+
+
+def settled(**loaded: int) -> LookupsSettled:
+    missed = {("1:fs", MissReason.ABSENT): 2, ("1:fs", MissReason.PENDING): 1}
+    return LookupsSettled("r", 9, {}, missed, loaded, 0.0, {})
+
+
+def test_misses_are_counted_by_reason_and_loaded_tokens_by_source() -> None:
+    metrics = Metrics()
+    metrics(settled(disk=32))
+    metrics(settled(disk=16, host=16))
+    assert metrics.take().counters == {
+        ("misses", ("1:fs", "absent")): 4,
+        ("misses", ("1:fs", "pending")): 2,
+        ("loaded_tokens", ("disk",)): 48,
+        ("loaded_tokens", ("host",)): 16,
+    }
+
+
+def test_what_a_load_saves_is_told_by_the_usual_pace_once_there_is_one() -> None:
+    metrics = Metrics()
+    metrics(settled(disk=100))
+    assert ("saved_seconds", ()) not in metrics.totals
+    for seconds in (1.0, 1.1, 50.0):  # the engine had nothing to do after the last
+        metrics(PrefillTimed(1000, seconds))
+    metrics(settled(disk=100, host=400))
+    assert metrics.totals["saved_seconds", ()] == pytest.approx(500 * 1.1 / 1000)
+    metrics(settled())
+    assert metrics.totals["saved_seconds", ()] == pytest.approx(500 * 1.1 / 1000)
