@@ -1,7 +1,7 @@
 """The thread that tells of tiers, so that those on which things happen need not.
 
-It takes notes from where they wait, asks the engine's side what chunks consist of, and hands what
-is to be said to an outlet.
+It takes notes of what happened, asks the engine's side what chunks consist of, and hands what is
+to be said to an outlet.
 """
 
 import logging

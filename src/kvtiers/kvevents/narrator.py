@@ -161,15 +161,20 @@ class Narrator:
         assert self._side is not None
         place = self._side.append(record)
         if place is None and 4 * self._dropped >= self._compacted_len:
-            self._compact(self._side)
+            self._make_room(self._side)
             place = self._side.append(record)
         return place
 
-    def _compact(self, side: SideFile) -> None:
-        """Forget what describes no chunk that is there."""
+    def _make_room(self, side: SideFile) -> None:
+        """Forget what describes no chunk that is there; if need be also of those that may come."""
+        self._compact(side, 0xFFFF)
+        if 4 * side.nbytes > 3 * side.max_bytes:
+            self._compact(side, ~EXPECTED)
+
+    def _compact(self, side: SideFile, mask: int) -> None:
         own = {}
         for name, known in self._table.entries():
-            if not (known.resident & ~EXPECTED or known.said):
+            if not (known.resident & mask or known.said):
                 self._table.drop(name)
             elif known.place and side.is_own(known.place):
                 own[known.place] = name
@@ -231,18 +236,25 @@ class Narrator:
                 self._keep(name, known._replace(said=known.said ^ change))
         return told + self._events(changes)
 
-    def inventory(self, max_chunks: int) -> Iterator[list[KVEvent]]:
-        """All that was said and still holds, parents first, in events about so many chunks each.
+    def inventory(self, max_chunks: int, max_parts: int) -> Iterator[list[KVEvent]]:
+        """All that was said and still holds, parents first, in parts about so many chunks each.
 
-        It must be consumed before anything else is called.
+        There are at most ``max_parts`` of them, 1 or more; for that they may be larger. All must
+        be consumed before anything else is called.
         """
         names = self._in_order((name, known) for name, known in self._table.entries() if known.said)
-        for at in range(0, len(names), max_chunks):
+        step = max(max_chunks, -(-len(names) // max_parts))
+        for at in range(0, len(names), step):
             part = []
-            for name in names[at : at + max_chunks]:
+            for name in names[at : at + step]:
                 known = self._table.get(name) or UNKNOWN
                 part.append((name, known._replace(said=0), known.said))
             yield self._events(part)
+
+    @property
+    def said(self) -> int:
+        """Chunks of which something was said and still holds."""
+        return sum(1 for _, known in self._table.entries() if known.said)
 
     def _shown(self, known: Known) -> int:
         return known.resident & ~EXPECTED & ~self._unreachable & ~self._finding

@@ -1,0 +1,123 @@
+"""What a late or restarted reader is told: one contiguous run of batches up to now.
+
+A request is ``[identity, b"", first sequence number]``, each reply ``[identity, b"", topic,
+sequence number, payload]``, and the last one ``[identity, b"", b"", END_OF_REPLAY, b""]``, as
+vLLM's. Readers refuse a replay that does not begin with what they asked for, or has gaps.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+import zmq
+
+from kvtiers.kvevents.messages import END_OF_REPLAY, SEQ_BYTES, Batch, KVEvent, encode
+from kvtiers.kvevents.narrator import Narrator
+
+CHUNKS_PER_BATCH = 1024
+PATIENCE_S = 5.0
+"""How long a reader may take nothing of a replay before it is given up."""
+
+Numbered = tuple[int, bytes]
+"""Sequence number and payload."""
+
+
+class ReplayRing:
+    """The last payloads, as many as fit into so many bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: deque[Numbered] = deque()
+        self.nbytes = 0
+        self.next_seq = 0
+        """The sequence number of the next batch."""
+
+    def add(self, payload: bytes) -> int:
+        """Keep a payload; its sequence number."""
+        seq = self.next_seq
+        self.next_seq += 1
+        self._kept.append((seq, payload))
+        self.nbytes += len(payload)
+        while self.nbytes > self._max_bytes:
+            self.nbytes -= len(self._kept.popleft()[1])
+        return seq
+
+    def since(self, start: int) -> list[Numbered]:
+        """What is kept from ``start`` on. It begins later if that is gone."""
+        return [one for one in self._kept if one[0] >= start]
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        assert self.nbytes <= self._max_bytes, "more is kept than the bound"
+        assert self.nbytes == sum(len(p) for _, p in self._kept), "bytes do not add up"
+        seqs = [seq for seq, _ in self._kept]
+        assert seqs == list(range(self.next_seq - len(seqs), self.next_seq)), "a batch is missing"
+
+    def __repr__(self) -> str:
+        return f"<ReplayRing {len(self._kept)} batches, {self.nbytes} bytes>"
+
+
+def from_the_beginning(
+    narrator: Narrator, next_seq: int, now: float, rank: int | None
+) -> Iterator[Numbered]:
+    """Batches 0 to ``next_seq`` - 1, all empty but the last ones: these tell what holds now.
+
+    Exact if the narrator has said nothing since the last of them. Consume all of it at once.
+    """
+    if not next_seq:
+        return
+    parts = min(next_seq, -(-narrator.said // CHUNKS_PER_BATCH))
+    empty = encode(Batch(now, (), rank))
+    for seq in range(next_seq - parts):
+        yield seq, empty
+    if parts:
+        told = narrator.inventory(CHUNKS_PER_BATCH, parts)
+        yield from numbered(told, next_seq - parts, next_seq, now, rank)
+
+
+def numbered(
+    told: Iterable[Sequence[KVEvent]], first: int, end: int, now: float, rank: int | None
+) -> Iterator[Numbered]:
+    """Batches ``first`` to ``end`` - 1; with what is told, then empty."""
+    seq = first
+    for events in told:
+        yield seq, encode(Batch(now, events, rank))
+        seq += 1
+    for rest in range(seq, end):
+        yield rest, encode(Batch(now, (), rank))
+
+
+def asked(frames: Sequence[bytes]) -> tuple[bytes, int] | None:
+    """Who asks for what comes from which number on; None: it is no request."""
+    if len(frames) != 3 or frames[1] or len(frames[2]) != SEQ_BYTES:
+        return None
+    return frames[0], int.from_bytes(frames[2], "big")
+
+
+def answer(
+    socket: "zmq.Socket[bytes]", identity: bytes, topic: bytes, batches: Iterable[Numbered]
+) -> bool:
+    """Send a replay; False if the reader is gone, or took nothing of it for too long.
+
+    ``socket`` is a ROUTER with ``ROUTER_MANDATORY``: without that it drops what a slow reader has
+    not taken, and the replay has gaps.
+    """
+    for seq, payload in batches:
+        if not _send(socket, (identity, b"", topic, seq.to_bytes(SEQ_BYTES, "big"), payload)):
+            return False
+    return _send(socket, (identity, b"", b"", END_OF_REPLAY, b""))
+
+
+def _send(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> bool:
+    until = None
+    while True:
+        try:
+            socket.send_multipart(frames, zmq.DONTWAIT)
+            return True
+        except zmq.Again:
+            until = until or time.monotonic() + PATIENCE_S
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+        except zmq.ZMQError:  # EHOSTUNREACH: it hung up
+            return False

@@ -1,0 +1,185 @@
+"""The thread, and what waits for it."""
+
+import threading
+
+import pytest
+
+from kvtiers.events import (
+    ChunksDeclined,
+    ChunksFound,
+    ChunksRemoved,
+    ChunksStored,
+    Hop,
+    Reason,
+    TierReachable,
+)
+from kvtiers.kvevents.announcer import Announcer
+from kvtiers.kvevents.messages import BlockRemoved
+from kvtiers.kvevents.narrator import Narrator
+from kvtiers.kvevents.notes import Captured, Notes
+from kvtiers.kvevents.sidefile import SideFile
+from kvtiers.kvevents.spans import Group, Place
+
+from .tree import keys, prompt
+
+HOST = "0:primary"
+EVICTED = Reason.EVICTED
+
+
+class Wall:
+    """An outlet of which the test says how much it takes."""
+
+    def __init__(self, room=1 << 20):
+        self.left = room
+        self.said = []
+        self.closed = False
+        self.fault = None
+
+    def room(self):
+        return self.left
+
+    def say(self, events):
+        if self.fault:
+            raise self.fault
+        self.said += events
+        self.left -= sum(len(e.block_hashes) for e in events)
+
+    def serve(self, narrator):
+        return None
+
+    def close(self):
+        self.closed = True
+
+
+def described(source):
+    chunk, expected = source
+    if chunk is None:
+        raise LookupError("the request is gone")
+    return chunk.key, chunk.description, expected
+
+
+@pytest.fixture
+def told():
+    """``told(outlet)``: an announcer that describes chunks."""
+    made = []
+
+    def start(outlet, describe=described):
+        narrator = Narrator(
+            {HOST: Place("CPU")}, {0: Group("full_attention")}, SideFile(None, "", 1 << 20)
+        )
+        made.append(Announcer(narrator, outlet, describe))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close(10)
+
+
+def test_what_happened_is_said_in_order(told):
+    wall, chunks = Wall(), prompt(200)
+    announcer = told(wall)
+    for chunk in chunks:
+        announcer.capture((chunk, True))
+    announcer(ChunksStored(HOST, keys(chunks)))
+    announcer(ChunksDeclined(Hop.STORE, HOST, 1, Reason.NO_ROOM))
+    assert announcer.flush(20)
+    announcer(ChunksRemoved(HOST, keys(chunks[150:]), EVICTED))
+    assert announcer.flush(20)
+    assert not announcer.pending
+    announcer.check()
+    assert [h for e in wall.said[:-1] for h in e.block_hashes] == [c.hashes[0] for c in chunks]
+    assert all(e.token_ids for e in wall.said[:-1])
+    assert isinstance(wall.said[-1], BlockRemoved)
+    announcer.close(10)
+    assert wall.closed
+    announcer(ChunksStored(HOST, keys(chunks)))
+
+
+def test_without_room_nothing_is_said_and_nothing_lost(told):
+    wall, chunks = Wall(room=3), prompt(10)
+    announcer = told(wall)
+    announcer(ChunksStored(HOST, keys(chunks)))
+    assert announcer.flush(20)
+    assert len(wall.said) == 3
+    assert not announcer.pending, "it waits for room, not for time"
+    announcer(ChunksRemoved(HOST, keys(chunks[5:]), EVICTED))
+    wall.left = 100
+    announcer.wake()
+    assert announcer.flush(20)
+    assert len(wall.said) == 5, "what came and went meanwhile is of no concern"
+
+
+def test_a_chunk_that_cannot_be_described_has_its_hash(told, caplog):
+    wall, chunks = Wall(), prompt(2)
+    announcer = told(wall)
+    for source in ((None, True), (chunks[1], True), (None, True)):
+        announcer.capture(source)
+    announcer(ChunksStored(HOST, keys(chunks)))
+    assert announcer.flush(20)
+    assert sorted(len(e.token_ids) for e in wall.said) == [0, 4]
+    assert caplog.text.count("a chunk cannot be described") == 1
+
+
+def test_a_fault_silences_it_and_nothing_else(told, caplog):
+    wall = Wall()
+    wall.fault = RuntimeError("a bug")
+    announcer = told(wall)
+    announcer(ChunksStored(HOST, keys(prompt(2))))
+    announcer._thread.join(20)
+    assert "does so no more" in caplog.text
+    assert "silent" in repr(announcer)
+    announcer(ChunksStored(HOST, keys(prompt(2))))
+    assert not announcer.pending
+    assert not announcer.flush(20)
+    assert wall.closed
+
+
+def test_beyond_its_bound_the_queue_keeps_the_last_news():
+    notes, chunks = Notes(max_queued=5), prompt(8)
+    names = keys(chunks)
+    notes.put(ChunksStored(HOST, names[:3]))
+    notes.put(ChunksStored(HOST, names))
+    notes.put(Captured([1, 2]))
+    notes.put(TierReachable(HOST, False))
+    notes.put(ChunksRemoved(HOST, names[:2], EVICTED))
+    notes.put(ChunksFound(HOST, names[:1], complete=False))
+    notes.check()
+    assert repr(notes) == "<Notes 4 chunks queued, 8 beyond the bound>"
+    assert (notes.dropped, notes.waiting) == (2, True)
+    assert notes.overflow() == [], "first what was before"
+    assert notes.get(0.0) == ChunksStored(HOST, names[:3])
+    found, *news = notes.overflow()
+    assert found == ChunksFound(HOST, (), complete=False)
+    assert news[0] == ChunksStored(HOST, names[:1])
+    assert news[1] == ChunksRemoved(HOST, names[1:2], EVICTED)
+    assert [e.keys[0] for e in news[2:-1]] == [*names[2:]]
+    assert news[-1] == TierReachable(HOST, False)
+    assert not notes.waiting
+    notes.put(ChunksStored(HOST, names[:3]))
+    assert notes.get(0.0).keys == names[:3]
+    notes.check()
+
+
+def test_who_puts_does_not_wait_for_a_reader_that_hangs(told):
+    gate = threading.Event()
+
+    def hang(source):
+        assert gate.wait(60)
+        return described(source)
+
+    wall, chunks = Wall(), prompt(50)
+    announcer = told(wall, hang)
+    announcer.notes._max_queued = 10
+    announcer.capture((chunks[0], True))
+    for chunk in chunks:
+        announcer(ChunksStored(HOST, (chunk.key,)))
+        announcer(ChunksRemoved(HOST, (chunk.key,), EVICTED))
+    announcer(ChunksStored(HOST, (chunks[7].key,)))
+    assert announcer.pending
+    gate.set()
+    assert announcer.flush(20)
+    stands = {}
+    for event in wall.said:
+        for h in event.block_hashes:
+            stands[h] = type(event) is not BlockRemoved
+    assert [h for h, there in stands.items() if there] == chunks[7].hashes
