@@ -158,6 +158,12 @@ class KVTiersConfig:
         " it events tell hashes only.",
         2**30,
     )
+    kv_event_inventory: bool = option(
+        _FLAG,
+        "Answer readers of vLLM's KV events that ask for a replay from the beginning with what"
+        " holds now, of the device and all tiers; also tell of the tiers again after a reset.",
+        False,
+    )
     model_digest: str | None = option(
         _TEXT, "Names the model's weights and config instead of the computed digest.", None
     )

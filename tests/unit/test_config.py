@@ -63,6 +63,7 @@ def test_every_key_is_read() -> None:
         "self_describing_kv_events": True,
         "kv_event_descriptions_directory": "/kv",
         "kv_event_descriptions_bytes": 9,
+        "kv_event_inventory": True,
         "model_digest": "abc",
         "promote_deadline_s": 3,
         "lookup_deadline_s": 2,

@@ -16,7 +16,7 @@ from kvtiers.events import ChunksFound, ChunksRemoved, ChunksStored, Event, Tier
 from kvtiers.kvevents.descriptions import Description
 from kvtiers.kvevents.messages import KVEvent
 from kvtiers.kvevents.narrator import Narrator
-from kvtiers.kvevents.notes import Captured, Flushed, Note, Notes
+from kvtiers.kvevents.notes import Captured, Flushed, Forgotten, Note, Notes
 
 _log = logging.getLogger("kvtiers")
 
@@ -94,6 +94,10 @@ class Announcer:
             return False
         return self._busy or self._seen != self.notes.sent or self.notes.waiting
 
+    def forgotten(self) -> None:
+        """Readers were told to forget all: say it again."""
+        self.notes.put_aside(Forgotten())
+
     def wake(self) -> None:
         """The outlet has room again."""
         self.notes.put_aside(None)
@@ -166,6 +170,8 @@ class Announcer:
             self._describe(note.sources)
         elif isinstance(note, Flushed):
             self._waiters.append(note.done)
+        elif isinstance(note, Forgotten):
+            self._narrator.renew()
         elif note is not None:
             self._narrator.take(note)
 

@@ -45,10 +45,10 @@ class Narrator:
         self, places: Mapping[str, Place], groups: Mapping[int, Group], side: SideFile | None
     ) -> None:
         """``places``: the tiers that are told of, by label. Raises OSError if ``side`` fails."""
-        if len(places) > MAX_TIERS:
-            raise ValueError(f"{len(places)} tiers, but only {MAX_TIERS} can be told of")
-        self._bits = {label: 1 << i for i, label in enumerate(places)}
-        self._places = dict(zip(self._bits.values(), places.values(), strict=True))
+        self._bits: dict[str, int] = {}
+        self._places: dict[int, Place] = {}
+        for label, place in places.items():
+            self.add_place(label, place)
         self._groups = groups
         self._side = side
         self._table = ResidencyTable()
@@ -56,6 +56,8 @@ class Narrator:
         """Tiers of which nothing can be had now."""
         self._finding = 0
         """Tiers whose start-up scan is under way: told of when it is over, parents first."""
+        self._hidden = 0
+        """Tiers of which all is being taken back, to be said again."""
         self._changed: dict[int, None] = {}
         self._to_sweep = False
         self._sweep = array("Q")
@@ -74,6 +76,15 @@ class Narrator:
             start = record.description.start
             self._table.put(name, Known(place, start, 0, 0, record.group))
         self._compacted_len = len(self._table)
+
+    def add_place(self, label: str, place: Place) -> None:
+        """Tell of this tier too. Raises ValueError if there are too many."""
+        if label in self._bits:
+            return
+        if len(self._bits) >= MAX_TIERS:
+            raise ValueError(f"{label} is a tier too many: only {MAX_TIERS} can be told of")
+        bit = 1 << len(self._bits)
+        self._bits[label], self._places[bit] = bit, place
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -208,15 +219,42 @@ class Narrator:
     def pending(self) -> bool:
         """Whether there may be something to say."""
         ahead = self._to_sweep or self._swept < len(self._sweep)
-        return bool(ahead or self._changed or self._withdrawn)
+        return bool(ahead or self._changed or self._withdrawn or self._hidden)
 
-    def said_nothing(self) -> None:
-        """Whoever was told has forgotten it all: say it again."""
-        for name, known in self._table.entries():
-            if known.said:
-                self._keep(name, known._replace(said=0))
-        self._withdrawn.clear()
+    def renew(self) -> None:
+        """Take back all that was said, then say it again.
+
+        For readers that have forgotten some of it: what was said since is not said twice so.
+        """
+        self._hidden = sum(self._places)
         self._go_through_all()
+
+    def settle(self) -> None:
+        """All that there is to say was said by others."""
+        changed, self._changed = self._changed, {}
+        self._withdrawn.clear()
+        names = [n for n, _ in self._table.entries()] if self._to_sweep else changed
+        self._to_sweep = False
+        for name in names:
+            known = self._table.get(name)
+            if known is not None:
+                self._keep(name, known._replace(said=self._shown(known)))
+
+    def has_said(self, tier: str, key: Key) -> bool:
+        """Whether it was said that the tier has this, and still holds."""
+        known = self._table.get(chunk_name(key)) or UNKNOWN
+        return bool(known.said & self._bits.get(tier, 0))
+
+    def start_of(self, key: Key) -> int | None:
+        """The position of the first token, if the chunk is described."""
+        known = self._table.get(chunk_name(key)) or UNKNOWN
+        return known.start if known.place else None
+
+    def once_more(self, tier: str, key: Key) -> list[KVEvent]:
+        """The events that say that the tier has this."""
+        name = chunk_name(key)
+        known = self._table.get(name) or UNKNOWN
+        return self._events([(name, known._replace(said=0), self._bits[tier])])
 
     def speak(self, max_chunks: int) -> list[KVEvent]:
         """The next things to say, about at most so many chunks."""
@@ -257,9 +295,12 @@ class Narrator:
         return sum(1 for _, known in self._table.entries() if known.said)
 
     def _shown(self, known: Known) -> int:
-        return known.resident & ~EXPECTED & ~self._unreachable & ~self._finding
+        return known.resident & ~(EXPECTED | self._unreachable | self._finding | self._hidden)
 
     def _next(self, max_chunks: int) -> Sequence[int]:
+        if self._hidden and not (self._to_sweep or self._sweep or self._changed):
+            self._hidden = 0
+            self._go_through_all()
         if self._to_sweep and self._swept >= len(self._sweep):
             self._to_sweep, self._swept = False, 0
             differing = ((n, k) for n, k in self._table.entries() if self._shown(k) != k.said)

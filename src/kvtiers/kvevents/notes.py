@@ -31,7 +31,11 @@ class Flushed(NamedTuple):
     done: threading.Event
 
 
-Note = Event | Captured | Flushed | None
+class Forgotten(NamedTuple):
+    """Readers were told to forget all that was ever said."""
+
+
+Note = Event | Captured | Flushed | Forgotten | None
 """None: only wakes the reader up."""
 
 
@@ -81,7 +85,7 @@ class Notes:
         elif isinstance(note, ChunksFound):
             self._others.append(note._replace(keys=()))
 
-    def put_aside(self, note: Flushed | None) -> None:
+    def put_aside(self, note: Flushed | Forgotten | None) -> None:
         """Wake the reader up; a ``Flushed`` comes after all that was put before."""
         with self._lock:
             self._send(note)
@@ -93,9 +97,8 @@ class Notes:
     def get(self, timeout_s: float | None) -> Note:
         """The next note. Raises queue.Empty if there is none in time."""
         note = self._queue.get(timeout=timeout_s)
-        if isinstance(note, Flushed):
-            return note
-        self._got += 0 if note is None else _weight(note)
+        if note is not None and not isinstance(note, Flushed | Forgotten):
+            self._got += _weight(note)
         return note
 
     def overflow(self) -> list[Event]:

@@ -8,11 +8,11 @@ vLLM's. Readers refuse a replay that does not begin with what they asked for, or
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import zmq
 
 from kvtiers.kvevents.messages import END_OF_REPLAY, SEQ_BYTES, Batch, KVEvent, encode
-from kvtiers.kvevents.narrator import Narrator
 
 CHUNKS_PER_BATCH = 1024
 PATIENCE_S = 5.0
@@ -32,9 +32,10 @@ class ReplayRing:
         self.next_seq = 0
         """The sequence number of the next batch."""
 
-    def add(self, payload: bytes) -> int:
-        """Keep a payload; its sequence number."""
-        seq = self.next_seq
+    def add(self, payload: bytes, seq: int | None = None) -> int:
+        """Keep a payload; its sequence number, the next one unless some were skipped."""
+        seq = self.next_seq if seq is None else seq
+        self.next_seq = seq
         self.next_seq += 1
         self._kept.append((seq, payload))
         self.nbytes += len(payload)
@@ -51,27 +52,39 @@ class ReplayRing:
         assert self.nbytes <= self._max_bytes, "more is kept than the bound"
         assert self.nbytes == sum(len(p) for _, p in self._kept), "bytes do not add up"
         seqs = [seq for seq, _ in self._kept]
-        assert seqs == list(range(self.next_seq - len(seqs), self.next_seq)), "a batch is missing"
+        assert seqs == sorted({*seqs}), "batches are not in order"
+        assert not seqs or seqs[-1] == self.next_seq - 1, "the last batch is missing"
 
     def __repr__(self) -> str:
         return f"<ReplayRing {len(self._kept)} batches, {self.nbytes} bytes>"
 
 
+class Inventory(Protocol):
+    """Whoever knows what was said and still holds."""
+
+    def inventory(self, max_chunks: int, max_parts: int) -> Iterator[list[KVEvent]]:
+        """That, in at most so many parts; see :meth:`Narrator.inventory`."""
+
+    @property
+    def said(self) -> int:
+        """How many chunks it is about."""
+
+
 def from_the_beginning(
-    narrator: Narrator, next_seq: int, now: float, rank: int | None
+    known: Inventory, next_seq: int, now: float, rank: int | None
 ) -> Iterator[Numbered]:
     """Batches 0 to ``next_seq`` - 1, all empty but the last ones: these tell what holds now.
 
-    Exact if the narrator has said nothing since the last of them. Consume all of it at once.
+    Exact if nothing was said since the last of them. Consume all of it at once.
     """
     if not next_seq:
         return
-    parts = min(next_seq, -(-narrator.said // CHUNKS_PER_BATCH))
+    parts = min(next_seq, -(-known.said // CHUNKS_PER_BATCH))
     empty = encode(Batch(now, (), rank))
     for seq in range(next_seq - parts):
         yield seq, empty
     if parts:
-        told = narrator.inventory(CHUNKS_PER_BATCH, parts)
+        told = known.inventory(CHUNKS_PER_BATCH, parts)
         yield from numbered(told, next_seq - parts, next_seq, now, rank)
 
 

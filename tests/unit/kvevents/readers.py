@@ -19,17 +19,21 @@ def raw_events(payload):
 class Llmd:
     """Counts (tier, group, hash); knows a block's tokens by the chain of its parents."""
 
-    def __init__(self):
+    def __init__(self, *, orphans=False):
+        """``orphans``: blocks may come whose parent is nowhere; they are skipped."""
+        self.orphans = orphans
         self.counts = Counter()
         self.kinds = {}
         self.prefixes = {0: ()}
         """Engine hash -> all tokens and extra keys up to the end of the block."""
         self.skipped = Counter()
+        self.cleared = False
 
     def read(self, payload):
         for event in raw_events(payload):
             if event["type"] == "AllBlocksCleared":
                 self.counts.clear()
+                self.cleared = True
             elif event["type"] == "BlockStored":
                 self.stored(event)
             else:
@@ -46,6 +50,9 @@ class Llmd:
             self.kinds[group] = kind
             if kind not in _LLMD_KINDS:
                 self.skipped["unsupported_cache_kind"] += 1
+                return
+            if self.orphans and (e["parent_block_hash"] or 0) not in self.prefixes:
+                self.skipped["unknown_parent"] += 1
                 return
             self.learn(e)
         for h in e["block_hashes"]:
@@ -71,6 +78,8 @@ class Llmd:
         if self.kinds.get(group, "full_attention") not in _LLMD_KINDS:
             return
         for h in e["block_hashes"]:
+            if self.cleared and not self.counts[tier, group, h]:
+                continue  # the publisher cannot know what was forgotten
             self.counts[tier, group, h] -= 1
             assert self.counts[tier, group, h] >= 0, "removed more often than stored"
 
@@ -94,18 +103,23 @@ class Dynamo:
 
     def __init__(self, block_size):
         self.block_size = block_size
+        self.cleared = False
         self.held = {medium: Counter() for medium in _DYNAMO_MEDIA.values()}
 
     def read(self, payload):
         for e in raw_events(payload):
-            assert e["type"] != "AllBlocksCleared"
+            if e["type"] == "AllBlocksCleared":
+                self.cleared = True
+                for held in self.held.values():
+                    held.clear()
+                continue
             hashes = e["block_hashes"]
             assert all(type(h) is int for h in hashes), "a hash that is no integer"
             held = self.held[_DYNAMO_MEDIA[e["medium"]]]
             assert e.get("locality", "LOCAL") == "LOCAL"
             if e["type"] == "BlockRemoved":
-                held.subtract(hashes)
-                assert min(held.values()) >= 0
+                held.subtract(h for h in hashes if held[h] or not self.cleared)
+                assert min(held.values(), default=0) >= 0
                 continue
             assert e["block_size"] == self.block_size, "blocks of another size"
             assert len(e["token_ids"]) == self.block_size * len(hashes)

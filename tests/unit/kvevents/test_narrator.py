@@ -6,7 +6,7 @@ import pytest
 
 from kvtiers.events import ChunksFound, ChunksRemoved, ChunksStored, Reason, TierReachable
 from kvtiers.kvevents import narrator as module
-from kvtiers.kvevents.messages import Batch, BlockRemoved, BlockStored, encode
+from kvtiers.kvevents.messages import AllBlocksCleared, Batch, BlockRemoved, BlockStored, encode
 from kvtiers.kvevents.narrator import Narrator
 from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
@@ -267,9 +267,13 @@ def test_readers_that_forgot_everything_are_told_again():
     story.stored(HOST, chunks)
     story.removed(HOST, chunks[4:])
     story.speak()
-    story.llmd, story.dynamo = Llmd(), Dynamo(BLOCK)
-    story.narrator.said_nothing()
-    story.speak()
+    for event in (
+        AllBlocksCleared(),
+        BlockStored([chunks[0].hashes[0]], None, [], 0, medium="CPU", group_idx=0),
+    ):
+        story.llmd.read(encode(Batch(0.0, [event])))
+    story.narrator.renew()
+    story.speak(at_once=2)
     assert story.holds("cpu", chunks[:4])
 
 
@@ -292,7 +296,7 @@ def test_the_inventory_is_what_was_said_and_changes_nothing():
 
 
 def test_too_many_tiers_are_refused():
-    with pytest.raises(ValueError, match="16 tiers"):
+    with pytest.raises(ValueError, match="15 is a tier too many"):
         Narrator({str(n): Place("CPU") for n in range(16)}, {}, None)
 
 

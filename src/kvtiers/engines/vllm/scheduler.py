@@ -23,6 +23,7 @@ from kvtiers.engines.vllm.blocksize import keeper_of
 from kvtiers.engines.vllm.ownkeys import OwnKeyedState, tokens_per_link
 from kvtiers.engines.vllm.pace import Pace
 from kvtiers.engines.vllm.planned import PlanningScheduler
+from kvtiers.engines.vllm.publishing import answer_late_readers, can_answer
 from kvtiers.engines.vllm.spec import KVTiersSpec
 from kvtiers.engines.vllm.telling import TiersTracker, build_tracker
 from kvtiers.engines.vllm.worker import WorkerMetadata
@@ -72,6 +73,9 @@ class KVTiersScheduler(PlanningScheduler):
         self.manager.events.announcer = tracker.announcer
         self.manager.events_are_due = lambda: tracker.pending
         self._events_tracker = self._tracker = tracker
+        if spec.settings.kv_event_inventory and can_answer(vllm_config.kv_events_config):
+            max_bytes = spec.settings.kv_event_descriptions_bytes
+            answer_late_readers(max_bytes, tracker.announcer.forgotten)
 
     def shutdown(self) -> None:
         """Stop the manager, then whoever tells of it."""

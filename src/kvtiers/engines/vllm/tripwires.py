@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.config import CacheConfig
+from vllm.distributed.kv_events import (
+    BlockRemoved,
+    BlockStored,
+    EventPublisherFactory,
+    ZmqEventPublisher,
+)
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -41,6 +47,7 @@ from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, Offloadin
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvtiers.errors import Kind, KVTiersError
+from kvtiers.kvevents import messages
 
 SUPPORTED = ">= 0.32, < 0.34"
 
@@ -105,6 +112,28 @@ SIGNATURES = (
         "record_lookup",
         ("req", "group_config", "chunk_idx", "offload_key"),
     ),
+    Signature(
+        OffloadingEventsTracker,
+        "record_store",
+        ("req", "group_config", "chunk_idx", "offload_key"),
+    ),
+    Signature(
+        OffloadingEventsTracker,
+        "record_partial_store",
+        ("req", "group_config", "boundary_tokens", "offload_key"),
+    ),
+    Signature(
+        OffloadingEventsTracker,
+        "record_partial_lookup",
+        ("req", "group_config", "boundary_tokens", "offload_key"),
+    ),
+    Signature(OffloadingEventsTracker, "take_events", ("events",)),
+    Signature(OffloadingEventsTracker, "reset", ()),
+    Signature(kv_cache_utils, "to_event_extra_keys", ("extra_keys",)),
+    Signature(OffloadingConnectorScheduler, "shutdown", ()),
+    Signature(EventPublisherFactory, "create", ("config", "data_parallel_rank")),
+    Signature(ZmqEventPublisher, "_socket_setup", ()),
+    Signature(ZmqEventPublisher, "_service_replay", ()),
     Signature(OffloadingConnectorScheduler, "on_new_request", ("request",)),
     Signature(OffloadingConnectorScheduler, "request_finished", ("request",)),
     Signature(
@@ -137,6 +166,7 @@ ATTRIBUTES = {
         "manager",
     ),
     OffloadingConnectorWorker.__init__: ("_load_jobs", "worker", "spec"),
+    ZmqEventPublisher.__init__: ("_buffer", "_replay", "_topic_bytes", "_dp_rank"),
     OffloadPromMetrics.__init__: ("_observe_deprecated_metrics",),
 }
 """Instance attributes we use, which the constructor must set."""
@@ -165,10 +195,16 @@ FIELDS = {
     SchedulerOffloadConfig: ("kv_group_configs", "blocks_per_chunk", "supports_partial_tail"),
     GroupOffloadConfig: (
         "group_idx",
+        "hashes_per_chunk",
+        "kv_event_group_spec",
+        "tokens_per_block",
         "tokens_per_chunk",
         "sliding_window_size_in_chunks",
         "requires_cow_source",
     ),
+    BlockStored: messages.BlockStored.__struct_fields__,
+    BlockRemoved: messages.BlockRemoved.__struct_fields__,
+    EventPublisherFactory: ("_registry",),
     OffloadingWorkerMetadata: ("completed_jobs", "transfer_stats"),
     AttentionSpec: (
         "kv_quant_mode",
