@@ -64,6 +64,11 @@ COMMANDS = (
         "a front for engines that run prefill and decode apart, or share prefixes",
         "--prefill http://127.0.0.1:8001 --decode http://127.0.0.1:8002",
     ),
+    _command(
+        "index",
+        "which engine, and which tier of it, holds how much of a prompt",
+        "--engine a=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558",
+    ),
     _command("top", "tiers, hit rates and flows of a running engine, live", "--once"),
     _command("dashboard", "a Grafana dashboard, and what provisions it", "--output grafana"),
     _command("demo", "a real model with and without tiers, measured", "--output demo-results"),

@@ -61,6 +61,16 @@ class Blocks:
             at += same
         return found
 
+    def holding(self, bit: int) -> list[int]:
+        """Those that have a bit, in the order of their runs."""
+        found: list[int] = []
+        for run in self._runs:
+            if run.masks.count(run.masks[0]) == len(run.masks):
+                found += run.blocks if run.masks[0] & bit else ()
+            else:
+                found += [b for b, m in zip(run.blocks, run.masks, strict=True) if m & bit]
+        return found
+
     def add(self, blocks: Iterable[int], bit: int, after: int | None) -> list[int]:
         """Set a bit for each; those that had it before. ``after``: what stands before the first."""
         twice: list[int] = []
@@ -101,7 +111,7 @@ class Blocks:
 
     def remove_everywhere(self, bits: int) -> None:
         """Take bits away from all blocks. Time is linear in all that are held."""
-        for block in [block for block, mask in self if mask & bits]:
+        for block in self.holding(bits):
             self.remove(block, bits)
 
     def make_room(self) -> list[tuple[int, int]]:

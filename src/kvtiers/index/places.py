@@ -58,8 +58,8 @@ class Group:
     def learn(self, event: BlockStored) -> None:
         """Whatever an event says of its group replaces what was said before."""
         self.kind = event.kv_cache_spec_kind or self.kind
-        self.window = event.kv_cache_spec_sliding_window or self.window
-        self.block_size = event.block_size or self.block_size
+        self.window = max(0, event.kv_cache_spec_sliding_window or 0) or self.window
+        self.block_size = max(0, event.block_size) or self.block_size
 
     def attention(self, index: int, tokens_per_hash: int) -> AttentionGroup:
         """What it reads of a prompt. A kind that is not known, or not said, reads everything."""

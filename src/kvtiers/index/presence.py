@@ -9,19 +9,22 @@ longest, and each pod that had one is no longer ``complete``: of it the index ma
 never too much.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 from kvtiers.hashing import event_hash
 from kvtiers.index.blocks import Blocks
 from kvtiers.index.places import MAX_PLACES, Group, Place, Pod, Tier, tier_of
+from kvtiers.index.snapshot import Snapshot
 from kvtiers.kvevents.messages import AllBlocksCleared, BlockHash, BlockStored, KVEvent
 
 _MEMO = 1 << 16
+_64_BITS = (1 << 64) - 1
 
 
 def number(block: BlockHash) -> int:
     """The 64 bits by which a block is known."""
-    return event_hash(block) if isinstance(block, bytes) else block
+    return event_hash(block) if isinstance(block, bytes) else block & _64_BITS
 
 
 class Presence:
@@ -85,6 +88,51 @@ class Presence:
         self._free += [place.bit for place in pod.places.values()]
         self._free += [group.bit for group in pod.groups.values()]
         self._owners.clear()
+
+    def snapshot(self, name: str, seq: int, digest: int) -> Snapshot:
+        """All that is known of a pod, once its batch ``seq`` is applied."""
+        pod = self.pods[name]
+        places = list(pod.places.values())
+        more = [
+            (n, block, count)
+            for n, place in enumerate(places if self._more else ())
+            for (bit, block), count in self._more.items()
+            if bit == place.bit
+        ]
+        return Snapshot(
+            seq,
+            digest,
+            pod.complete,
+            [(n, g.kind, g.block_size, g.window) for n, g in pod.groups.items()],
+            [(*p.tier, p.group, array("Q", self.blocks.holding(p.bit)).tobytes()) for p in places],
+            more,
+        )
+
+    def restore(self, name: str, snapshot: Snapshot) -> None:
+        """What was known then is known now, and nothing else."""
+        self.clear(name, complete=snapshot.complete)
+        pod = self.pod(name)
+        sizes = {index: more for index, *more in snapshot.groups}
+        for medium, locality, ownership, index, packed in snapshot.places:
+            kind, size, window = sizes.get(index, ("", 0, 0))
+            learnt = BlockStored(
+                (),
+                None,
+                (),
+                size,
+                kv_cache_spec_kind=kind,
+                kv_cache_spec_sliding_window=window,
+            )
+            place = self._place(pod, Tier(medium, locality, ownership), index, learnt)
+            blocks = array("Q", packed)
+            if place is not None and blocks:
+                place.last = None
+                self._add(place, blocks, None)
+        places = list(pod.places.values())
+        for n, block, count in snapshot.more:
+            bit = places[n].bit if n < len(places) else 0
+            if self.blocks.get(block) & bit:
+                self._more[bit, block] = count
 
     def _add(self, place: Place, blocks: Sequence[int], parent: int | None) -> None:
         # Blocks that come one by one, without a parent, mostly follow what came before.
