@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 pytest.register_assert_rewrite(
-    "tests.crash", "tests.laws", "tests.model", "tests.servers", "tests.unit"
+    "tests.crash", "tests.laws", "tests.model", "tests.servers", "tests.ui", "tests.unit"
 )  # also under python -O
 
 from tests.servers import seaweedfs  # noqa: E402
