@@ -72,13 +72,15 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             Panel(
                 "Hit rate, and what unlimited capacity would give",
                 "percentunit",
-                "Since the start: chunks that some tier had, of all that were asked for. The "
-                "ceiling is the share of chunks that were asked for before.",
+                "Since the start. Now: tokens of prompts that were not computed. The ceiling: "
+                "chunks of prompts that had been asked for before.",
                 (
                     (
-                        "sum(vllm:kv_offload_tiering_chunk_hits_total) / "
-                        "sum(vllm:kvtiers_asked_chunks_total)",
-                        "all tiers",
+                        "sum(vllm:prompt_tokens_cached_by_source_total) / "
+                        "(sum(vllm:prompt_tokens_cached_by_source_total) + "
+                        "sum(vllm:prompt_tokens_by_source_total"
+                        '{source="local_compute"}))',
+                        "now",
                     ),
                     (
                         "clamp_min(1 - sum(vllm:kvtiers_distinct_chunks) / "
@@ -163,7 +165,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             Panel(
                 "Age at eviction",
                 "s",
-                "How long ago what made room for others was used last. Small: too little room.",
+                "How long what made room for others had been there. Small: too little room.",
                 quantiles("vllm:kvtiers_evicted_age_seconds", "{{tier}}", "tier"),
             ),
             Panel(

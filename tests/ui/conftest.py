@@ -6,6 +6,9 @@ import pytest
 
 from tests.ui.browser import Page, Tab, chromium
 from tests.ui.observer import Observer, serving
+from tests.vllm.conftest import checkpoint, prompt
+
+__all__ = ["checkpoint", "prompt"]
 
 
 @pytest.fixture(scope="session")

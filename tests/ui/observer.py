@@ -26,6 +26,7 @@ class Observer:
         self.port = 0
         self.now = BEGUN + 60
         self.begun = BEGUN
+        self.inert = False
         self.model = "SmolLM2-135M-Instruct"
         self.tiers = [
             tier("0:primary", "CPU", capacity=64 * MIB, resident=48 * MIB, pinned=MIB),
@@ -76,6 +77,7 @@ class Observer:
                 "replica": 0,
                 "started_at": self.begun,
                 "now": self.now,
+                "inert": self.inert,
             },
             "tiers": self.tiers,
             "counters": [
@@ -110,6 +112,7 @@ def record(name: str, *, arrived: float) -> dict[str, Any]:
         "settled_at": BEGUN + arrived + 0.25,
         "waited_s": 0.21,
         "tokens": {"asked": 1152, "by_source": {"0:primary": 512, "1:fs": 256}, "missed": 384},
+        "untold_chunks": 5,
         "runs": [
             run(0, 4, said("0:primary", "hit", None, 0.00001)),
             run(4, 2, absent, said("1:fs", "hit", None, 0.21)),

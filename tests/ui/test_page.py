@@ -109,8 +109,9 @@ def test_values_change_without_loading_the_page_anew(page: Page, observer: Obser
 
 def test_a_tier_that_is_left_alone_stands_out(page: Page, observer: Observer) -> None:
     assert "left alone" in page.js("document.querySelector('.tier.alone').innerText")
-    observer.tiers[2]["state"] = "closed"
+    observer.tiers[2]["state"] = "half-open"
     page.wait("!document.querySelector('.tier.alone')")
+    assert "on trial" in page.js("document.querySelector('[data-tier=\"2:p2p\"]').innerText")
 
 
 def test_tiers_that_come_are_drawn(page: Page, observer: Observer) -> None:
@@ -156,6 +157,11 @@ def test_a_silent_engine_is_said_to_be_silent_since_when(page: Page, observer: O
     page.wait(f"{tile('0:primary', 'hit')}.textContent === '80 %'")
 
 
+def test_an_engine_that_switched_offloading_off(page: Page, observer: Observer) -> None:
+    observer.inert = True
+    page.wait("document.getElementById('status').textContent.startsWith('Offloading is switched')")
+
+
 def test_an_engine_that_never_answered(tab: Page, observer: Observer, url: str) -> None:
     observer.silent = True
     tab.open(url)
@@ -187,6 +193,7 @@ def test_the_life_of_a_request(page: Page) -> None:
     assert "after 210.0 ms" in life
     rows = page.js("[...document.querySelectorAll('#life tbody tr')].map(r => r.innerText)")
     assert len(rows) == 3
+    assert "and 5 more chunks" in life
     assert page.complaints == []
 
 

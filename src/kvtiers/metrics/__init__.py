@@ -58,10 +58,11 @@ class Metrics:
     Counters (labels): ``lookups``, ``hits`` (tier); ``stored``, ``removed`` (tier[, reason]);
     ``declined`` (hop, tier, reason); ``jobs_failed``, ``chunks_failed`` (hop, tier, reason);
     ``misses`` (tier, reason); ``loaded_tokens`` (tier); ``bytes``, ``seconds`` (hop, tier);
-    ``warmed_up`` (outcome); ``prompted``, ``saved_seconds`` (). Observations: ``lookup_seconds``,
-    ``lookup_waited_seconds``, ``promote_seconds``, ``cascade_seconds``, ``evicted_age`` (tier);
-    ``store_offered``, ``store_seconds``, ``load_seconds``, ``request_wait_seconds``,
-    ``reuse_distance`` (). ``active`` (hop, tier): jobs and chunks in flight now.
+    ``copied`` (hop); ``warmed_up`` (outcome); ``prompted``, ``saved_seconds`` (). Observations:
+    ``lookup_seconds``, ``lookup_waited_seconds``, ``promote_seconds``, ``cascade_seconds``,
+    ``evicted_age`` (tier); ``store_offered``, ``store_seconds``, ``load_seconds``,
+    ``request_wait_seconds``, ``reuse_distance`` (). ``active`` (hop, tier): jobs and chunks in
+    flight now.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -210,6 +211,7 @@ class Metrics:
             self._observe(f"{e.hop}_seconds", (e.tier,), e.took_s)
 
     def _copied(self, e: ChunksCopied) -> None:
+        self._count("copied", (e.hop,), e.chunks)
         self._observe(f"{e.hop}_seconds", (), e.seconds)
         if e.waited_s is not None:
             self._observe("request_wait_seconds", (), e.waited_s)

@@ -228,6 +228,12 @@ _NEW = (
     ),
     _counter(_OURS + "chunks_stored", "stored", "Chunks that became resident.", "tier"),
     _counter(
+        _OURS + "chunks_copied",
+        "copied",
+        "Chunks copied between host memory and accelerator, by hop: store or load.",
+        "hop",
+    ),
+    _counter(
         _OURS + "chunks_removed",
         "removed",
         "Chunks that are resident no more, by reason.",

@@ -79,6 +79,7 @@ def test_copies_are_timed_by_hop_and_loads_with_what_was_waited_for() -> None:
         ("load_seconds", ()): [0.5, 0.75],
         ("request_wait_seconds", ()): [2.0],
     }
+    assert metrics.totals == {("copied", (Hop.STORE,)): 3, ("copied", (Hop.LOAD,)): 6}
 
 
 def test_where_nobody_takes_values_are_bounded_and_none_is_lost_to_the_histogram() -> None:

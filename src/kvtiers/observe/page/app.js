@@ -35,7 +35,8 @@ async function look() {
     last = [state, requests.requests ?? []];
     answeredAt = state.engine.now;
     draw(...last);
-    status("live", "Live");
+    if (state.engine.inert) status("silent", "Offloading is switched off after a fault");
+    else status("live", "Live");
   } catch (problem) {
     if (paused) return;
     past.pause();

@@ -165,5 +165,7 @@ function table(record) {
     make("thead", {}, make("tr", {}, ...head)),
     make("tbody", {}, ...rows),
   );
+  if (record.untold_chunks)
+    made.tFoot = make("tfoot", {}, make("tr", {}, make("td", { colSpan: 4 }, `and ${number(record.untold_chunks)} more chunks`)));
   return make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Runs of chunks" }, made);
 }

@@ -12,7 +12,7 @@ const NAMES = {
   p2p: "Peers",
   memory: "Memory",
 };
-const STATES = { closed: "in use", half_open: "on trial", open: "left alone" };
+const STATES = { closed: "in use", "half-open": "on trial", open: "left alone" };
 
 export function nameOf(label) {
   const kind = label.slice(label.indexOf(":") + 1);
