@@ -112,7 +112,7 @@ class Presence:
         """What was known then is known now, and nothing else."""
         self.clear(name, complete=snapshot.complete)
         pod = self.pod(name)
-        sizes = {index: more for index, *more in snapshot.groups}
+        sizes = {group[0]: group[1:] for group in snapshot.groups}
         for medium, locality, ownership, index, packed in snapshot.places:
             kind, size, window = sizes.get(index, ("", 0, 0))
             learnt = BlockStored(

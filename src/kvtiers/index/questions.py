@@ -38,9 +38,7 @@ class Question:
         if self.hashes is not None:
             return self.hashes
         try:
-            found = block_hashes(
-                self.tokens or (), block_size, algorithm, seed, self.extra_keys
-            )
+            found = block_hashes(self.tokens or (), block_size, algorithm, seed, self.extra_keys)
         except KVTiersError as e:
             raise Refused(f"{e}.") from e
         return list(map(event_hash, found))
@@ -156,4 +154,6 @@ def _hashes(values: Any) -> Sequence[int]:
     try:
         return [number(bytes.fromhex(value)) for value in values]
     except (TypeError, ValueError):
-        raise Refused("The field hashes is no list of numbers or of hex digests: send one.") from None
+        raise Refused(
+            "The field hashes is no list of numbers or of hex digests: send one."
+        ) from None

@@ -6,7 +6,7 @@ kept from that number on, then by one whose number is all ones.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import NamedTuple
 
@@ -78,9 +78,11 @@ class Live:
 
 async def replayed(
     context: zmq.asyncio.Context, endpoint: str, start: int, timeout_s: float
-) -> AsyncIterator[Message]:
-    """The batches from ``start`` on that are kept, in order. Some are missing where they came faster
-    than they could be sent: a publisher drops what it has no room for.
+) -> AsyncGenerator[Message, None]:
+    """The batches from ``start`` on that are kept, in order.
+
+    Some are missing where they came faster than they could be sent: a publisher drops what it has
+    no room for.
 
     Raises TimeoutError if the end does not come in time.
     """

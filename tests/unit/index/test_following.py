@@ -4,8 +4,16 @@ import pytest
 
 from kvtiers.index.course import Course, Turn
 from kvtiers.kvevents.messages import AllBlocksCleared
-from tests.unit.index.index_kit import Now, Publisher, following, held, on_a_loop, removed
-from tests.unit.index.index_kit import stored, until
+from tests.unit.index.index_kit import (
+    Now,
+    Publisher,
+    following,
+    held,
+    on_a_loop,
+    removed,
+    stored,
+    until,
+)
 from tests.unit.test_checks import broken
 
 

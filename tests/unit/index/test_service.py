@@ -184,7 +184,14 @@ def test_it_runs_as_a_command_and_ends_on_sigterm(tmp_path):
 def test_engines_are_read_from_the_command_line():
     text = "a=tcp://[::1]:5557,replay=tcp://h:5558,topic=kv@a,model=m"
     assert parse_engine(text) == Engine("a", "tcp://[::1]:5557", "tcp://h:5558", "kv@a", "m")
-    for wrong in ("a", "a=x", "=tcp://h:1", "a=tcp://*:1", "a=tcp://h:1,x=y", "a=tcp://h:1,replay="):
+    for wrong in (
+        "a",
+        "a=x",
+        "=tcp://h:1",
+        "a=tcp://*:1",
+        "a=tcp://h:1,x=y",
+        "a=tcp://h:1,replay=",
+    ):
         with pytest.raises(ConfigError, match="is no engine"):
             parse_engine(wrong)
 

@@ -9,10 +9,9 @@ from kvtiers.index.shared import Shared
 from kvtiers.index.snapshot import packed, unpacked
 from tests.servers import valkey
 from tests.unit.index.index_kit import Now, Publisher, following, held, on_a_loop, stored, until
-from tests.unit.index.test_presence import CPU, GPU, asked
+from tests.unit.index.test_presence import CPU, GPU, asked, told
 from tests.unit.index.test_presence import removed as lost
 from tests.unit.index.test_presence import stored as says
-from tests.unit.index.test_presence import told
 from tests.unit.test_checks import broken
 
 

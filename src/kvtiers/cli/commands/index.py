@@ -38,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             words = f"{_HELP[field.name]}; default {field.default}"
             parser.add_argument(flag(field.name), type=kind, default=field.default, help=words)
     parser.add_argument(
-        "--hash", choices=ALGORITHMS, default="sha256", help="the engines' --prefix-caching-hash-algo"
+        "--hash",
+        choices=ALGORITHMS,
+        default="sha256",
+        help="the engines' --prefix-caching-hash-algo",
     )
     parser.add_argument("--seed", metavar="TEXT", help="the engines' PYTHONHASHSEED, if it was set")
     parser.add_argument(
