@@ -1,6 +1,7 @@
 """The consumer's end with NIXL: what is ready is read into slots, part by part.
 
-A part is summed on the I/O thread while the thread of NIXL reads the next one.
+A part is summed by the thread that read it: it is in that core's cache, and handing it to another
+thread costs more, since both then wait for the interpreter.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,11 +67,12 @@ class NixlReceiver:
 
     def _ended(self, transfer: int, part: Sequence[Chunk], why: str) -> None:
         """Runs on the reading thread."""
-        self._loop.call(partial(self._was_read, transfer, part, why))
+        whole = {chunk.place: not why and _is_whole(chunk) for chunk in part}
+        self._loop.call(partial(self._was_read, transfer, whole, why))
 
-    def _was_read(self, transfer: int, part: Sequence[Chunk], why: str) -> None:
+    def _was_read(self, transfer: int, whole: dict[int, bool], why: str) -> None:
         reading = self._reading[transfer]
-        reading.difference_update(chunk.place for chunk in part)
+        reading.difference_update(whole)
         if transfer in self._stopped:
             if not reading:
                 self._forget_stopped(transfer)
@@ -78,9 +80,9 @@ class NixlReceiver:
         if why:
             self._calls.broken(why, False)
             return
-        self._calls.taken(transfer, [chunk.place for chunk in part])
-        for chunk in part:
-            self._calls.arrived(transfer, chunk.place, _is_whole(chunk))
+        self._calls.taken(transfer, list(whole))
+        for place, ok in whole.items():
+            self._calls.arrived(transfer, place, ok)
 
     def _forget_stopped(self, transfer: int) -> None:
         self._stopped.discard(transfer)
