@@ -1,7 +1,7 @@
 """All figures, or those of one part.
 
-    python -m bench [--only import|manager|index|copy|p2p|ttft|io|obj|kv|fs|log] [--json FILE]
-                    [--root DIR] [--model DIR] [--tiny]
+    python -m bench [--only import|manager|observe|index|copy|p2p|ttft|io|obj|kv|fs|log]
+                    [--json FILE] [--root DIR] [--model DIR] [--tiny]
 
 Each part runs in processes of its own, one after the other, and prints its lines as they come. At
 the end stands every figure beside its goal. Exits with 0 unless a part could not be run: a missed
@@ -68,6 +68,10 @@ def _index(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.index", *_tiny(given)]]
 
 
+def _observe(given: argparse.Namespace) -> list[list[str]]:
+    return [["bench.observe", *_tiny(given)]]
+
+
 def _copy(given: argparse.Namespace) -> list[list[str]]:
     return [["bench.copy", *_tiny(given)]]
 
@@ -87,6 +91,7 @@ def _p2p(given: argparse.Namespace) -> list[list[str]]:
 PARTS: dict[str, Commands] = {
     "import": _import,
     "manager": _manager,
+    "observe": _observe,
     "index": _index,
     "copy": _copy,
     "p2p": _p2p,

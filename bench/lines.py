@@ -1,8 +1,8 @@
 """The lines that every part prints, and what was hoped for.
 
-A figure is ``RATIO|FLAT|LIMIT|COST <name> <value>``; ``SPREAD <kind> <name> <low> <high>`` are the
-quartiles of what the figure is the median of. Other words (``TIME``, ``RATE``, ``MODE``, ``NOTE``)
-start lines for people: a name, then text.
+A figure is ``RATIO|FLAT|LIMIT|COST|SHARE <name> <value>``; ``SPREAD <kind> <name> <low> <high>``
+are the quartiles of what the figure is the median of. Other words (``TIME``, ``RATE``, ``MODE``,
+``NOTE``) start lines for people: a name, then text.
 """
 
 import re
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-FIGURES = ("RATIO", "FLAT", "LIMIT", "COST")
+FIGURES = ("RATIO", "FLAT", "LIMIT", "COST", "SHARE")
 REMARKS = ("TIME", "RATE", "MODE", "NOTE")
 _FIGURE = re.compile(rf"({'|'.join(FIGURES)}) (\S+) (-?\d+(?:\.\d+)?)")
 _SPREAD = re.compile(r"SPREAD (\S+ \S+) (-?\d+\.\d+) (-?\d+\.\d+)")
@@ -25,6 +25,7 @@ GOALS: dict[str, tuple[str, float]] = {
     "RATIO manager.store_evict": (">=", 3.0),
     "RATIO manager.arc_store_evict": (">=", 2.0),
     "FLAT manager.": ("<=", 3.0),
+    "SHARE observe.": ("<=", 0.05),
     "COST index.lookup_ms": ("<=", 1.0),
     "COST index.block_bytes": ("<=", 200.0),
     "LIMIT copy.contiguous": (">=", 0.8),

@@ -35,6 +35,7 @@ from kvtiers.core.manager import ManagerOptions, TieringManager
 from kvtiers.engines.vllm.events import KVEvents
 from kvtiers.engines.vllm.manager import VllmManager
 from kvtiers.engines.vllm.metrics import StatsExporter
+from kvtiers.events import Event, Sink
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
 from kvtiers.metrics import Metrics
@@ -137,23 +138,30 @@ def upstream(slots: int, policy: str = "lru") -> TieringOffloadingManager:
     return TieringOffloadingManager(primary, [_UpstreamTier(region.view)])
 
 
-def ours(slots: int, policy: str = "lru") -> VllmManager:
-    """Our manager behind vLLM's interface."""
+def ours(slots: int, policy: str = "lru", listen: Sink | None = None) -> VllmManager:
+    """Our manager behind vLLM's interface; ``listen`` is told what happens, beside metrics."""
     page = memoryview(bytearray(CHUNK_BYTES))
-    return manager_over(_OurTier(), slots, CHUNK_BYTES, lambda slot, nbytes, writable: page, policy)
+    view = lambda slot, nbytes, writable: page  # noqa: E731
+    return manager_over(_OurTier(), slots, CHUNK_BYTES, view, policy, listen)
 
 
 def manager_over(
-    tier: SecondaryTierManager, slots: int, chunk_bytes: int, view: Any, policy: str = "lru"
+    tier: SecondaryTierManager,
+    slots: int,
+    chunk_bytes: int,
+    view: Any,
+    policy: str = "lru",
+    listen: Sink | None = None,
 ) -> VllmManager:
     """Our manager with one tier, as ``wiring`` and the spec build it."""
     metrics = Metrics()
+    sink: Sink = metrics if listen is None else _both(metrics, listen)
     core = TieringManager(
         index=HostIndex(slots, load_policy(policy, capacity=slots)),
         layout=ChunkLayout((GroupLayout(0, chunk_bytes, TOKENS),)),
         view=view,
         tiers=[tier],
-        sink=metrics,
+        sink=sink,
         options=ManagerOptions(),
     )
     gauges = Gauges(metrics, core.tiers, chunk_bytes, lambda: core.backlogs)
@@ -165,6 +173,14 @@ def manager_over(
         sink=metrics,
         on_shutdown=lambda: None,
     )
+
+
+def _both(first: Sink, second: Sink) -> Sink:
+    def sink(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return sink
 
 
 @dataclass(slots=True)

@@ -121,6 +121,12 @@ class ChunksPrompted(NamedTuple):
     keys: Sequence[Key]
 
 
+class ChunksGenerated(NamedTuple):
+    """A request that ended has these chunks beyond its prompt."""
+
+    keys: Sequence[Key]
+
+
 class PrefillTimed(NamedTuple):
     """The engine computed ``tokens`` of prompts within ``seconds``."""
 
@@ -241,6 +247,7 @@ Event = (
     | ChunksFound
     | ChunksRemoved
     | ChunksPrompted
+    | ChunksGenerated
     | PrefillTimed
     | TierReachable
     | ChunksDeclined

@@ -145,7 +145,7 @@ def test_metrics_see_a_job_end_once():
     metrics = Metrics()
     metrics(TransferStarted(Hop.CASCADE, "1:fs", 3))
     metrics.check()
-    assert repr(metrics) == "<Metrics 0 counters to take, 1 jobs in flight>"
+    assert repr(metrics) == "<Metrics 0 counters, 1 jobs in flight>"
     metrics(TransferFinished(Hop.CASCADE, "1:fs", 3, 0, 1, 0.1))
     metrics.check()
     metrics(TransferFinished(Hop.CASCADE, "1:fs", 3, 0, 1, 0.1))

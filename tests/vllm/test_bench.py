@@ -4,7 +4,20 @@ import math
 
 import pytest
 
-from bench import copy, flat, fs_files, fs_log, imports, index, io_steps, kv, manager, obj, ttft
+from bench import (
+    copy,
+    flat,
+    fs_files,
+    fs_log,
+    imports,
+    index,
+    io_steps,
+    kv,
+    manager,
+    obj,
+    observe,
+    ttft,
+)
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
 
 OPERATIONS = (
@@ -53,6 +66,13 @@ def test_the_index(capsys):
     lines = printed(capsys)
     assert figures_of(lines).keys() == {"COST index.lookup_ms", "COST index.block_bytes"}
     assert [name for _, name, _ in remarks_in(lines)] == ["index.apply"]
+
+
+def test_what_watching_costs(capsys):
+    observe.measure(observe.TINY, rounds=3)
+    lines = printed(capsys)
+    assert figures_of(lines).keys() == {"SHARE observe.metrics"}
+    assert [name for _, name, _ in remarks_in(lines)] == ["observe.request"]
 
 
 def test_the_copier_beside_memcpy(capsys):

@@ -19,6 +19,7 @@ _CALLS = (
     "on_new_request",
     "request",
     "prompted",
+    "generated",
     "prefilled",
     "on_request_scheduled",
     "on_request_finished",

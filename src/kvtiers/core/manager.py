@@ -22,6 +22,7 @@ from kvtiers.core.warm import WarmUp
 from kvtiers.errors import Kind, KVTiersError
 from kvtiers.events import (
     PRIMARY,
+    ChunksGenerated,
     ChunksPrompted,
     ChunksRemoved,
     Hop,
@@ -119,6 +120,10 @@ class TieringManager:
     def prompted(self, keys: Sequence[Key]) -> None:
         """A new request has these chunks in its prompt: once per request, for statistics."""
         self._emit(ChunksPrompted(keys))
+
+    def generated(self, keys: Sequence[Key]) -> None:
+        """A request has ended with these chunks beyond its prompt, for statistics."""
+        self._emit(ChunksGenerated(keys))
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         """The engine computed ``tokens`` of prompts in so long: what loads save is told by it."""
@@ -370,6 +375,11 @@ class TieringManager:
     def use(self) -> HostUse:
         """What host memory is doing now."""
         return self._index.use
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no request is live and no job is in flight: there may be no further step."""
+        return not (self._ledger.requests or self._ledger.flights)
 
     @property
     def backlogs(self) -> dict[str, int]:

@@ -1,8 +1,9 @@
 """Metrics as a fold over the event stream: counters and observations, by name and labels.
 
 Engine-neutral. :mod:`kvtiers.metrics.names` says under which names exporters show them. ``totals``
-and ``histograms`` count since the start and may be copied on any thread; ``take`` hands out what
-gathered since its last call, for an exporter that adds it up across processes.
+and ``histograms`` count since the start and may be read on any thread; ``take`` hands out what
+gathered since its last call, for an exporter that adds it up across processes. An event costs a
+microsecond or so: what can be done now and then is.
 """
 
 import statistics
@@ -10,12 +11,12 @@ import time
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvtiers.events import (
-    PRIMARY,
     ChunksCopied,
     ChunksDeclined,
+    ChunksGenerated,
     ChunksPrompted,
     ChunksRemoved,
     ChunksStored,
@@ -32,24 +33,26 @@ from kvtiers.events import (
     TransferStarted,
     WarmedUp,
 )
-from kvtiers.metrics.names import BUCKETS, Labels
-from kvtiers.metrics.recurrence import Recurrence, sampled
+from kvtiers.metrics.names import BUCKETS, COUNTED, Labels
+from kvtiers.metrics.recurrence import Recurrence
 from kvtiers.metrics.stays import Stays
 
 _PACES = 15
 """Steps that computed prompts, of whose pace the median is taken."""
 _MAX_UNTAKEN = 4096
 """Values of one kind that are kept for ``take``; where nobody takes, the histograms have them."""
+_SETTLE_AT = 1024
+"""Values of one kind that are not in a histogram."""
 
 
-@dataclass(slots=True)
-class Sample:
+_SECONDS = {hop: f"{hop}_seconds" for hop in Hop}
+
+
+class Sample(NamedTuple):
     """What gathered since the last ``take``."""
 
-    counters: dict[tuple[str, Labels], float] = field(default_factory=lambda: defaultdict(float))
-    observations: dict[tuple[str, Labels], list[float]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    counters: dict[tuple[str, Labels], float]
+    observations: dict[tuple[str, Labels], list[float]]
 
 
 class Metrics:
@@ -72,11 +75,32 @@ class Metrics:
         self._stays = Stays()
         self._paces: deque[float] = deque(maxlen=_PACES)
         """Seconds for a token of a prompt, in the last steps."""
-        self._sample = Sample()
-        self.totals: defaultdict[tuple[str, Labels], float] = defaultdict(float)
-        """Counters since the start. ``copy`` is safe on any thread."""
+        self._pace = 0.0
+        """Their median; 0: not known."""
+        self._counts: dict[str, defaultdict[Labels, float]] = {
+            name: defaultdict(float) for name in COUNTED
+        }
+        counts = self._counts
+        self._n_bytes = counts["bytes"]
+        self._n_hits = counts["hits"]
+        self._n_loaded_tokens = counts["loaded_tokens"]
+        self._n_lookups = counts["lookups"]
+        self._n_misses = counts["misses"]
+        self._n_prompted = counts["prompted"]
+        self._n_removed = counts["removed"]
+        self._n_saved_seconds = counts["saved_seconds"]
+        self._n_seconds = counts["seconds"]
+        self._n_stored = counts["stored"]
+        self._taken: dict[tuple[str, Labels], float] = {}
+        """Counters when they were last taken."""
+        self._observed: defaultdict[tuple[str, Labels], list[float]] = defaultdict(list)
+        """Values that are in no histogram yet."""
+        self._untaken: defaultdict[tuple[str, Labels], list[float]] = defaultdict(list)
+        """Values that are, and were not taken."""
         self.histograms: dict[tuple[str, Labels], list[float]] = {}
-        """How many values lie in each bucket, and above all; last, their sum. As ``totals``."""
+        """How many values lie in each bucket, and above all; last, their sum. As of the last
+        ``settle``. A copy is safe on any thread.
+        """
         self.active: dict[tuple[Hop, str], list[int]] = {}
         self._folds = {
             LookedUp: self._looked_up,
@@ -85,6 +109,7 @@ class Metrics:
             ChunksStored: self._stored,
             ChunksRemoved: self._removed,
             ChunksPrompted: self._prompted,
+            ChunksGenerated: self._generated,
             PrefillTimed: self._prefilled,
             ChunksDeclined: self._declined,
             TransferStarted: self._started,
@@ -105,12 +130,35 @@ class Metrics:
     def distinct(self) -> float | None:
         """How many of the chunks of prompts were never seen before, about; None: not known yet."""
         new = self._recurrence.new_fraction
-        return None if new is None else new * self.totals["prompted", ()]
+        return None if new is None else new * self._n_prompted[()]
+
+    @property
+    def totals(self) -> dict[tuple[str, Labels], float]:
+        """Counters since the start. On any thread."""
+        counts = [(name, by_labels.copy()) for name, by_labels in self._counts.items()]
+        return {(name, labels): n for name, some in counts for labels, n in some.items()}
+
+    def settle(self) -> None:
+        """Put what was observed into the histograms."""
+        if not self._observed:
+            return
+        observed, self._observed = self._observed, defaultdict(list)
+        for (name, labels), values in observed.items():
+            untaken = self._untaken[name, labels]
+            untaken += values[: _MAX_UNTAKEN - len(untaken)]
+            bounds = BUCKETS[name]
+            counts = self.histograms.setdefault((name, labels), [0] * (len(bounds) + 2))
+            for value in values:
+                counts[bisect_left(bounds, value)] += 1
+                counts[-1] += value
 
     def take(self) -> Sample:
         """What gathered since the last call."""
-        sample, self._sample = self._sample, Sample()
-        return sample
+        self.settle()
+        before, self._taken = self._taken, self.totals
+        grown = {key: n - before.get(key, 0.0) for key, n in self._taken.items()}
+        observations, self._untaken = self._untaken, defaultdict(list)
+        return Sample({key: n for key, n in grown.items() if n}, observations)
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""
@@ -119,45 +167,36 @@ class Metrics:
             assert fit, f"{hop} of {tier}: {jobs} jobs with {chunks} chunks are in flight"
         self._recurrence.check()
         self._stays.check()
-        assert all(n >= 0 for n in self._sample.counters.values()), "a counter went down"
-        for name, values in self._sample.observations.items():
+        before, totals = self._taken, self.totals
+        assert all(n >= before.get(key, 0.0) for key, n in totals.items()), "a counter went down"
+        for name, values in self._untaken.items():
             assert len(values) <= _MAX_UNTAKEN, f"{name}: more values wait than may"
             assert sum(self.histograms[name][:-1]) >= len(values), f"{name}: values are lost"
+        for name, values in self._observed.items():
+            assert len(values) < _SETTLE_AT, f"{name}: values are not settled"
 
     def __repr__(self) -> str:
         jobs = sum(jobs for jobs, _ in self.active.values())
-        return f"<Metrics {len(self._sample.counters)} counters to take, {jobs} jobs in flight>"
-
-    def _count(self, name: str, labels: Labels, amount: float) -> None:
-        key = (name, labels)
-        self._sample.counters[key] += amount
-        self.totals[key] += amount
+        return f"<Metrics {len(self.totals)} counters, {jobs} jobs in flight>"
 
     def _observe(self, name: str, labels: Labels, value: float) -> None:
-        key = (name, labels)
-        untaken = self._sample.observations[key]
-        if len(untaken) < _MAX_UNTAKEN:
-            untaken.append(value)
-        bounds = BUCKETS[name]
-        counts = self.histograms.get(key)
-        if counts is None:
-            counts = self.histograms[key] = [0] * (len(bounds) + 2)
-        counts[bisect_left(bounds, value)] += 1
-        counts[-1] += value
+        values = self._observed[name, labels]
+        values.append(value)
+        if len(values) >= _SETTLE_AT:
+            self.settle()
 
     def _looked_up(self, e: LookedUp) -> None:
-        self._count("lookups", (e.tier,), e.queries)
+        self._n_lookups[(e.tier,)] += e.queries
         if e.hits:
-            self._count("hits", (e.tier,), e.hits)
+            self._n_hits[(e.tier,)] += e.hits
 
     def _settled(self, e: LookupsSettled) -> None:
         for (tier, reason), chunks in e.missed.items():
-            self._count("misses", (tier, reason), chunks)
+            self._n_misses[(tier, reason)] += chunks
         for tier, tokens in e.loaded.items():
-            self._count("loaded_tokens", (tier,), tokens)
-        if e.loaded and self._paces:
-            saved = sum(e.loaded.values()) * statistics.median(self._paces)
-            self._count("saved_seconds", (), saved)
+            self._n_loaded_tokens[(tier,)] += tokens
+        if e.loaded and self._pace:
+            self._n_saved_seconds[()] += sum(e.loaded.values()) * self._pace
 
     def _lookup_timed(self, e: LookupTimed) -> None:
         if e.seconds is not None:
@@ -166,31 +205,29 @@ class Metrics:
             self._observe("lookup_waited_seconds", (e.tier,), e.waited_s)
 
     def _stored(self, e: ChunksStored) -> None:
-        self._count("stored", (e.tier,), len(e.keys))
-        some = sampled(e.keys)
-        if some:
-            self._stays.came(e.tier, some, self._clock())
-            if e.tier == PRIMARY:
-                self._recurrence.store(some)
+        self._n_stored[(e.tier,)] += len(e.keys)
+        self._stays.came(e.tier, e.keys, self._clock())
 
     def _prompted(self, e: ChunksPrompted) -> None:
-        self._count("prompted", (), len(e.keys))
-        for distance in self._recurrence.ask(sampled(e.keys)):
+        self._n_prompted[()] += len(e.keys)
+        for distance in self._recurrence.ask(e.keys):
             self._observe("reuse_distance", (), distance)
+
+    def _generated(self, e: ChunksGenerated) -> None:
+        self._recurrence.generated(e.keys)
 
     def _prefilled(self, e: PrefillTimed) -> None:
         self._paces.append(e.seconds / e.tokens)
+        self._pace = statistics.median(self._paces)
 
     def _removed(self, e: ChunksRemoved) -> None:
-        self._count("removed", (e.tier, e.reason), len(e.keys))
-        some = sampled(e.keys)
-        if some:
-            stayed = self._stays.left(e.tier, some, self._clock())
-            for seconds in stayed if e.reason is Reason.EVICTED else ():
-                self._observe("evicted_age", (e.tier,), seconds)
+        self._n_removed[(e.tier, e.reason)] += len(e.keys)
+        stayed = self._stays.left(e.tier, e.keys, self._clock())
+        for seconds in stayed if e.reason is Reason.EVICTED else ():
+            self._observe("evicted_age", (e.tier,), seconds)
 
     def _declined(self, e: ChunksDeclined) -> None:
-        self._count("declined", (e.hop, e.tier, e.reason), e.chunks)
+        self._counts["declined"][(e.hop, e.tier, e.reason)] += e.chunks
 
     def _started(self, e: TransferStarted) -> None:
         active = self.active.setdefault((e.hop, e.tier), [0, 0])
@@ -203,21 +240,21 @@ class Metrics:
         active[1] -= e.done + e.failed
         if e.failed:
             reason = e.reason if e.reason else "failed"
-            self._count("jobs_failed", (e.hop, e.tier, reason), 1)
-            self._count("chunks_failed", (e.hop, e.tier, reason), e.failed)
+            self._counts["jobs_failed"][(e.hop, e.tier, reason)] += 1
+            self._counts["chunks_failed"][(e.hop, e.tier, reason)] += e.failed
         if e.done:
-            self._count("bytes", (e.hop, e.tier), e.bytes)
-            self._count("seconds", (e.hop, e.tier), e.seconds)
-            self._observe(f"{e.hop}_seconds", (e.tier,), e.took_s)
+            self._n_bytes[(e.hop, e.tier)] += e.bytes
+            self._n_seconds[(e.hop, e.tier)] += e.seconds
+            self._observe(_SECONDS[e.hop], (e.tier,), e.took_s)
 
     def _copied(self, e: ChunksCopied) -> None:
-        self._count("copied", (e.hop,), e.chunks)
-        self._observe(f"{e.hop}_seconds", (), e.seconds)
+        self._counts["copied"][(e.hop,)] += e.chunks
+        self._observe(_SECONDS[e.hop], (), e.seconds)
         if e.waited_s is not None:
             self._observe("request_wait_seconds", (), e.waited_s)
 
     def _copies_failed(self, e: CopiesFailed) -> None:
-        self._count("chunks_failed", (e.hop, e.tier, "failed"), e.chunks)
+        self._counts["chunks_failed"][(e.hop, e.tier, "failed")] += e.chunks
 
     def _offered(self, e: StoreOffered) -> None:
         self._observe("store_offered", (), e.chunks)
@@ -225,4 +262,4 @@ class Metrics:
     def _warmed_up(self, e: WarmedUp) -> None:
         for outcome, chunks in e._asdict().items():
             if chunks:
-                self._count("warmed_up", (outcome,), chunks)
+                self._counts["warmed_up"][(outcome,)] += chunks

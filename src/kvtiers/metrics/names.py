@@ -344,6 +344,9 @@ BY_NAME = {metric.name: metric for metric in METRICS}
 BUCKETS = {metric.fold: metric.buckets for metric in METRICS if metric.kind is Kind.HISTOGRAM}
 """Of observations, by what the fold calls them."""
 
+COUNTED = frozenset(metric.fold for metric in METRICS if metric.kind is Kind.COUNTER)
+"""What the fold counts."""
+
 
 @functools.cache
 def destinations(fold: str, labels: Labels) -> tuple[tuple[str, Labels], ...]:

@@ -1,8 +1,8 @@
 """How often the chunks of prompts come back, and after how many others.
 
-From it follows what hit rate more room would give. Of all keys only those that begin with small
-bytes are looked at: digests are uniform, so a sample of the keys keeps each one's whole history,
-and what is counted of it times the inverse of its share stands for all (SHARDS: Waldspurger, Park,
+From it follows what hit rate more room would give. Soon only those keys are looked at that begin
+with small bytes: digests are uniform, so a sample of the keys keeps each one's whole history, and
+what is counted of it times the inverse of its share stands for all (SHARDS: Waldspurger, Park,
 Garthwaite and Ahmad, "Efficient MRC construction with SHARDS", FAST 2015).
 """
 
@@ -13,19 +13,13 @@ from collections.abc import Sequence
 from kvtiers.chunks import Key
 from kvtiers.metrics.distinct import Distinct
 
-ONE_IN = 16
-"""Of so many keys one is counted."""
-MEASURED_ONE_IN = 64
-"""Of so many one is measured: how far apart its uses are."""
-_SAMPLED = bytes([256 // ONE_IN])
-_MEASURED = bytes([256 // MEASURED_ONE_IN])
+ONE_IN = 64
+"""Of so many keys one is looked at in the end, and of so many one is measured from the start."""
+EACH = 512
+"""After so many keys of prompts half as many are looked at, down to one in ``ONE_IN``."""
 MAX_MEASURED = 4096
 """Keys whose last use is remembered: 262,144 chunks. One that comes back later counts as new."""
-
-
-def sampled(keys: Sequence[Key]) -> list[Key]:
-    """Those that are looked at at all."""
-    return [key for key in keys if key < _SAMPLED]
+_MEASURED = bytes([256 // ONE_IN])
 
 
 class Recurrence:
@@ -33,9 +27,14 @@ class Recurrence:
 
     def __init__(self) -> None:
         self.asked = 0
-        """Sampled chunks of prompts."""
+        """Chunks of prompts, as the sample has it."""
         self.new = 0.0
         """Those of them that were never seen before, about."""
+        self._one_in = 1
+        self._below: bytes | None = None
+        """Keys are looked at that are less; None: all."""
+        self._left = EACH
+        """Until fewer are looked at."""
         self._seen = Distinct()
         self._last: OrderedDict[Key, int] = OrderedDict()
         """When a measured key was used last, the longest unused first."""
@@ -49,24 +48,36 @@ class Recurrence:
         return min(1.0, self.new / self.asked) if self.asked else None
 
     def ask(self, keys: Sequence[Key]) -> list[int]:
-        """A prompt has these sampled keys; distances of the measured ones that come back.
+        """A prompt has these keys; distances of the measured ones that come back.
 
         A distance is the number of other chunks that were used since: a cache of more chunks that
         evicts what was not used for longest has it.
         """
-        self.asked += len(keys)
-        self.new += sum(map(self._seen.add, keys))
-        measured = [self._use(key) for key in keys if key < _MEASURED]
-        return [others * MEASURED_ONE_IN for others in measured if others is not None]
+        distances = []
+        some = self._sampled(keys)
+        for key in some:
+            self.new += self._seen.add(key) * self._one_in
+            if key < _MEASURED:
+                others = self._use(key)
+                if others is not None:
+                    distances.append(others * ONE_IN)
+        self.asked += len(some) * self._one_in
+        self._left -= len(some)
+        if self._left <= 0 and self._one_in < ONE_IN:
+            self._left, self._one_in = EACH, 2 * self._one_in
+            self._below = bytes([256 // self._one_in])
+        return distances
 
-    def store(self, keys: Sequence[Key]) -> None:
-        """These sampled keys are stored, be it that a prompt has them or that they were generated:
-        they are not new any more.
-        """
-        for key in keys:
+    def generated(self, keys: Sequence[Key]) -> None:
+        """These were generated: as part of the next prompt they are not new any more."""
+        for key in self._sampled(keys):
             self._seen.add(key)
             if key < _MEASURED and key not in self._last:
                 self._use(key)
+
+    def _sampled(self, keys: Sequence[Key]) -> Sequence[Key]:
+        below = self._below
+        return keys if below is None else [key for key in keys if key < below]
 
     def _use(self, key: Key) -> int | None:
         """How many others were used since it was; None: not known."""
@@ -89,7 +100,7 @@ class Recurrence:
         self._seen.check()
         assert list(self._last.values()) == self._times, "times of use differ"
         assert len(self._times) <= MAX_MEASURED, "more keys are remembered than the bound"
-        assert self.new >= 0, "less than nothing was new"
+        assert 1 <= self._one_in <= ONE_IN, "another sample than may be"
 
     def __repr__(self) -> str:
         return f"<Recurrence {self.asked} asked, {self.new:.0f} new, {len(self._times)} remembered>"

@@ -91,6 +91,7 @@ class Gauges:
         """
         if now - self._read_at < INTERVAL_S and not (use != self._use and self._at_rest(use)):
             return False
+        self._metrics.settle()
         self.values = {**self._of_host(use), **self._of_tiers(use), **self._of_others()}
         self._use, self._read_at = use, now
         return True

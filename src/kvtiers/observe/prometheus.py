@@ -66,7 +66,7 @@ class TierCollector:
     def _counted(self) -> Iterable[tuple[str, Labels, float]]:
         """Counters, added up where several of the fold feed one."""
         sums: dict[tuple[str, Labels], float] = {}
-        for (fold, labels), value in self._metrics.totals.copy().items():
+        for (fold, labels), value in self._metrics.totals.items():
             for shown in destinations(fold, labels):
                 sums[shown] = sums.get(shown, 0.0) + value
         return [(name, labels, value) for (name, labels), value in sums.items()]

@@ -46,3 +46,18 @@ def test_a_backlog_is_what_waits_parked_or_not() -> None:
         world.step()
     assert world.manager.backlogs == {"1:scripted": 1}
     assert "waiting: 1:scripted 0" in repr(world.manager._cascades), "it is parked"
+
+
+def test_it_is_quiet_when_no_request_is_live_and_nothing_in_flight() -> None:
+    tier = ScriptedTier()
+    world = World(tiers=[tier])
+    assert world.manager.quiet
+    request = world.request()
+    assert not world.manager.quiet
+    world.stored(keys(1), request)
+    world.step()
+    world.manager.on_request_finished(request)
+    assert not world.manager.quiet, "a cascade is in flight"
+    tier.finish_all()
+    world.step()
+    assert world.manager.quiet

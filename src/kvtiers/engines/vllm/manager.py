@@ -288,7 +288,8 @@ class VllmManager(OffloadingManager):
     def get_stats(self) -> Any:
         """What gathered since the last call, under vLLM's metric names."""
         with self.core.exclusive:
-            return self._stats.take(self.core.use, self._clock())
+            core = self.core
+            return self._stats.take(core.use, self._clock(), quiet=core.quiet)
 
     # -- new in vLLM 0.33 ------------------------------------------------------------------------
 

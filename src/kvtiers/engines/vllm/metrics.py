@@ -19,7 +19,7 @@ from vllm.v1.kv_offload.base import (
 from kvtiers.host.parts import HostUse
 from kvtiers.metrics import Metrics
 from kvtiers.metrics.names import METRICS, Kind, Metric, destinations
-from kvtiers.observe.gauges import Gauges, Values
+from kvtiers.observe.gauges import INTERVAL_S, Gauges, Values
 
 ALL_GAUGES_INTERVAL_S = 5.0
 """How often all are sent: of several API servers each gets the statistics of some steps only."""
@@ -48,10 +48,17 @@ class StatsExporter:
         self._gauges = gauges
         self._sent: Values = {}
         """Gauges as last sent: one that stands still is not sent again in every step."""
-        self._all_sent_at = -math.inf
+        self._taken_at = self._all_sent_at = -math.inf
 
-    def take(self, use: HostUse, now: float) -> OffloadingConnectorStats:
-        """What gathered since the last call, and gauges that moved since they were last read."""
+    def take(self, use: HostUse, now: float, *, quiet: bool) -> OffloadingConnectorStats | None:
+        """What gathered since the last call, and gauges that moved since they were last read.
+
+        None if that is to wait for another step, of which there will be one unless ``quiet``:
+        vLLM asks in every step, and would pay for it in every step.
+        """
+        if not quiet and now - self._taken_at < INTERVAL_S:
+            return None
+        self._taken_at = now
         stats = OffloadingConnectorStats()
         sample = self._metrics.take()
         for (name, labels), value in sample.counters.items():

@@ -276,17 +276,28 @@ class KVTiersScheduler(PlanningScheduler):
                     state.block_ids.clear()
 
     def _note_prompts(self, scheduler_output: SchedulerOutput) -> None:
-        """For statistics: which chunks new prompts have, and how fast prompts are computed."""
+        """For statistics: the chunks of prompts and answers, and how fast prompts are computed."""
         for new in scheduler_output.scheduled_new_reqs:
             status = self._req_status.get(new.req_id)
             if status is not None:
                 self.manager.core.prompted([k for g in status.group_states for k in g.offload_keys])
+        for req_id in scheduler_output.finished_req_ids or ():
+            status = self._req_status.get(req_id)
+            if status is not None:
+                self._note_answer(status)
         requests = len(scheduler_output.num_scheduled_tokens)
         timed = self._pace.step(
             scheduler_output.total_num_scheduled_tokens, requests, time.monotonic()
         )
         if timed is not None:
             self.manager.core.prefilled(*timed)
+
+    def _note_answer(self, status: Any) -> None:
+        groups = zip(self.config.kv_group_configs, status.group_states, strict=True)
+        prompt = status.req.num_prompt_tokens
+        keys = [k for c, g in groups for k in g.offload_keys[prompt // c.tokens_per_chunk :]]
+        if keys:
+            self.manager.core.generated(keys)
 
     def _before_offers(self, scheduler_output: SchedulerOutput) -> None:
         resumed = getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ())

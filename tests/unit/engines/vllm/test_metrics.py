@@ -10,6 +10,7 @@ from kvtiers.events import (
     Hop,
     LookupTimed,
     Reason,
+    StoreOffered,
     TransferFinished,
     TransferStarted,
     WarmedUp,
@@ -31,8 +32,11 @@ class Exporter:
         self.gauges = Gauges(self.metrics, tiers, 100)
         self._exporter = StatsExporter(self.metrics, self.gauges)
 
-    def sent(self, use: HostUse, now: float) -> dict[str, dict[Any, Any]]:
-        data = self._exporter.take(use, now).data
+    def sent(self, use: HostUse, now: float, *, quiet: bool = True) -> dict[str, dict[Any, Any]]:
+        stats = self._exporter.take(use, now, quiet=quiet)
+        if stats is None:
+            return {}
+        data = stats.data
         (values,) = (v for k, v in data.items() if "data" in str(k).lower())
         assert values.keys() <= definitions().keys()
         for name, by_labels in values.items():
@@ -119,6 +123,16 @@ def test_the_end_of_motion_is_sent_at_once(exporter: Exporter) -> None:
     exporter.metrics(TransferFinished(Hop.CASCADE, "1:fs", 0, 2, 0, 1.0, Reason.TIMEOUT))
     hung = BUSY._replace(filling=0)
     assert exporter.sent(hung, 0.01)[jobs] == {("1:fs",): 0}
+
+
+def test_while_there_will_be_another_step_what_happened_is_gathered(exporter: Exporter) -> None:
+    offered = "vllm:kv_offload_cpu_allocation_size"
+    for now in (0.0, INTERVAL_S / 2, INTERVAL_S):
+        exporter.metrics(StoreOffered(3))
+        sent = exporter.sent(REST, now, quiet=False)
+        assert sent.get(offered) == {0.0: {(): [3]}, INTERVAL_S: {(): [3, 3]}}.get(now)
+    exporter.metrics(StoreOffered(3))
+    assert exporter.sent(REST, INTERVAL_S, quiet=True)[offered] == {(): [3]}
 
 
 def test_it_shows_whose_numbers_it_sends() -> None:
