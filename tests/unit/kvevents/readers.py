@@ -127,3 +127,50 @@ class Dynamo:
             assert len({*chain}) == len(chain), "a hash twice in one event"
             if e["kv_cache_spec_kind"] in _LLMD_KINDS:
                 held.update(hashes)
+
+
+class Router:
+    """Follows one engine over its lives: sees gaps, asks for replays, knows tiers by their owner.
+
+    ``ask(start)`` is the engine's replay, a list of numbers and payloads.
+    """
+
+    def __init__(self):
+        self.forget()
+        self.replays = 0
+
+    def forget(self):
+        self.counts = Counter()
+        self.next = 0
+
+    def hear(self, seq, payload, ask):
+        """A live batch."""
+        if seq < self.next:  # the engine was restarted
+            self.forget()
+        if seq > self.next:
+            self.catch_up(ask)
+        if seq == self.next:
+            self.read(payload)
+
+    def catch_up(self, ask):
+        """Ask for what is missing, else for everything."""
+        self.replays += 1
+        got = ask(self.next)
+        if got and got[0][0] != self.next:
+            self.forget()
+            got = ask(0)
+        assert [seq for seq, _ in got] == [*range(self.next, self.next + len(got))]
+        for _, payload in got:
+            self.read(payload)
+
+    def read(self, payload):
+        self.next += 1
+        for e in raw_events(payload):
+            place = (e["ownership"], e["medium"], e["locality"])
+            change = 1 if e["type"] == "BlockStored" else -1
+            for h in e["block_hashes"]:
+                self.counts[place, h] += change
+                assert self.counts[place, h] in (0, 1), "once per residency"
+
+    def held(self, owner):
+        return {h for ((o, _, _), h), n in self.counts.items() if o == owner and n}

@@ -6,7 +6,7 @@ import pytest
 
 from kvtiers.chunks import Lookup
 from kvtiers.errors import Kind
-from kvtiers.events import ChunksRemoved, Reason
+from kvtiers.events import ChunksFound, ChunksRemoved, Reason, TierReachable
 from kvtiers.tiers.base import Capabilities, EmitsEvents, Entry, FollowsSteps, HasPendingWork
 from tests.unit.tiers.tier_kit import CHUNK, SHARED, Bench, ScriptedStore, error, key
 
@@ -312,3 +312,38 @@ def test_a_chunk_that_was_lost_is_not_brought_back_by_older_news() -> None:
         outcome = bench.run(bench.store_job(1))
         assert outcome.done == (key(1),)
         assert store.called("write") == [(key(1),)], "it is not taken for stored"
+
+
+def test_what_was_there_before_is_told_once() -> None:
+    with Bench(ScriptedStore(stored=[1, 2])) as bench:
+        bench.scanned()
+        assert bench.resolve(1, 2) == [HIT] * 2
+        bench.run(bench.store_job(1, 3))
+        found, stored = bench.tier.take_events()
+        assert (found, {*stored.keys}) == (found, {key(3)})
+        assert isinstance(found, ChunksFound)
+        assert ({*found.keys}, found.complete) == ({key(1), key(2)}, True)
+
+
+def test_what_a_question_finds_in_shared_storage_is_told() -> None:
+    store = ScriptedStore(capabilities=SHARED)
+    with Bench(store) as bench:
+        bench.scanned()
+        store.chunks[key(5)] = b""
+        assert bench.resolve(5, 6) == [HIT, MISS]
+        assert bench.tier.take_events() == [ChunksFound("1:fake", (key(5),))]
+        assert bench.resolve(5) == [HIT]
+        assert bench.tier.take_events() == []
+
+
+def test_a_tier_that_is_left_alone_is_told_of() -> None:
+    store = ScriptedStore(stored=[1])
+    with Bench(store, breaker_failures=1, breaker_cooldown_s=5, transfer_retries=0) as bench:
+        bench.scanned()
+        store.answers["read"] = lambda items: [error(Kind.IO) for _ in items]
+        bench.run(bench.load_job(1))
+        assert bench.tier.take_events()[-1] == TierReachable("1:fake", False)
+        del store.answers["read"]
+        bench.clock.advance(10)
+        bench.run(bench.load_job(1))
+        assert bench.tier.take_events() == [TierReachable("1:fake", True)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, OffloadKey
 
-from kvtiers.events import PRIMARY, ChunksRemoved, ChunksStored, Event, Sink
+from kvtiers.events import PRIMARY, ChunksRemoved, ChunksStored, Event, Sink, TierReachable
 from kvtiers.kvevents.spans import Place
 
 HOST = Place("CPU", "LOCAL", PRIMARY)
@@ -50,6 +50,11 @@ class KVEvents:
                 removal_expected=self._describe and place is not HOST,
             )
         )
+
+    def nothing_is_there(self) -> None:
+        """What the tiers hold will be found by nobody any more."""
+        for label in self.places:
+            self(TierReachable(label, False))
 
     @property
     def enabled(self) -> bool:

@@ -399,8 +399,9 @@ class VllmManager(OffloadingManager):
         )
         try:
             self.core.retire()
+            self.events.nothing_is_there()
         except Exception:
-            logger.exception("kvtiers could not stop to serve its peers")
+            logger.exception("kvtiers could not tell its peers and routers")
 
 
 def _verdict(verdict: Lookup) -> LookupResult:

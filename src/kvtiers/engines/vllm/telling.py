@@ -197,8 +197,9 @@ class TiersTracker:
     def take_events(self, events: Iterable[Any]) -> Iterator[KVCacheEvent]:
         """What there is to say by now; ``events``, of the manager, are none."""
         self.announcer.send_captured()
+        was_full = not self._ready.room()
         taken = self._ready.take()
-        if taken:
+        if was_full:
             self.announcer.wake()
         yield from events
         yield from taken
