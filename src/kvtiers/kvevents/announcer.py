@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -44,7 +45,7 @@ class Outlet(Protocol):
         """Nothing more will be said."""
 
 
-_RESIDENCY = ChunksStored | ChunksFound | ChunksRemoved | TierReachable
+_RESIDENCY = {ChunksStored, ChunksFound, ChunksRemoved, TierReachable}
 
 
 class Announcer:
@@ -57,7 +58,9 @@ class Announcer:
         self._narrator = narrator
         self._outlet = outlet
         self._materialize = materialize
-        self._captured: list[Any] = []
+        self._captured: deque[Any] = deque()
+        self.capture: Callable[[Any], None] = self._captured.append
+        """Take note of what says what a chunk consists of; for one thread, not to be blocked."""
         self._busy = False
         self._seen = 0
         """How many notes were dealt with."""
@@ -72,19 +75,16 @@ class Announcer:
 
     def __call__(self, event: Event) -> None:
         """Take note of an event about residency; ignore others."""
-        if self._dead or not isinstance(event, _RESIDENCY):
+        if self._dead or type(event) not in _RESIDENCY:
             return
         self.send_captured()
         self.notes.put(event)
 
-    def capture(self, source: Any) -> None:
-        """Take note of what says what a chunk consists of; from one thread, not to be blocked."""
-        self._captured.append(source)
-
     def send_captured(self) -> None:
         """Pass on what was captured."""
         if self._captured and not self._dead:
-            captured, self._captured = self._captured, []
+            captured = [*self._captured]
+            self._captured.clear()
             self.notes.put(Captured(captured))
 
     @property

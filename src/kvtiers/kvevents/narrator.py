@@ -32,6 +32,7 @@ _log = logging.getLogger("kvtiers")
 MAX_CHANGED = 65_536
 """Changes that are remembered one by one; beyond that the table is gone through."""
 MAX_WANTED = 65_536
+MAX_RECENT = 1024
 
 
 class Narrator:
@@ -63,6 +64,8 @@ class Narrator:
         self._sweep = array("Q")
         self._swept = 0
         self._withdrawn: list[tuple[int, int, int]] = []
+        self._recent: dict[int, Description] = {}
+        """What was described lately, by place: most of it is told of at once."""
         self._dropped = 0
         self._compacted_len = 0
         self.wanted: set[Key] = set()
@@ -157,6 +160,9 @@ class Narrator:
         place = self._write(encode(key, description))
         if place is None:
             return
+        if len(self._recent) >= MAX_RECENT:
+            self._recent.clear()
+        self._recent[place] = description
         known = self._table.get(name) or UNKNOWN  # making room may have changed the table
         group = key_group(key)
         for bit in self._places:
@@ -183,6 +189,7 @@ class Narrator:
             self._compact(side, ~EXPECTED)
 
     def _compact(self, side: SideFile, mask: int) -> None:
+        self._recent.clear()
         own = {}
         for name, known in self._table.entries():
             if not (known.resident & mask or known.said):
@@ -351,6 +358,9 @@ class Narrator:
     def _description(self, known: Known) -> Description | None:
         if not known.place or self._side is None:
             return None
+        recent = self._recent.get(known.place)
+        if recent is not None:
+            return recent
         try:
             return self._side.read(known.place).description
         except (Damaged, OSError) as e:

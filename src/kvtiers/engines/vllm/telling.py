@@ -6,8 +6,9 @@ makes of them what GPU events say of the same blocks, and hands finished events 
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
 
 import msgspec
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
@@ -35,21 +36,34 @@ _THEIRS: Mapping[type[messages.KVEvent], type[KVCacheEvent]] = {
 }
 
 
-class Source(NamedTuple):
-    """Which tokens of which request a chunk holds."""
+class How(Enum):
+    """Why a chunk was noted, and how its place is given."""
 
-    request: Any
-    start: int
-    end: int
-    tokens_per_block: int
-    tokens_per_hash: int
-    key: Key
-    expected: bool
+    STORED = "stored"
+    """It is about to be stored; the index of the chunk."""
+    FOUND = "found"
+    """A lookup found it; the index of the chunk."""
+    STORED_PART = "stored part"
+    """As the first, of a state that ends within a block; the tokens before its end."""
+    FOUND_PART = "found part"
+
+
+_STORED = How.STORED
+"""Looking it up in the class costs as much as noting it."""
+
+Source = tuple[Any, Any, int, Key, How]
+"""Request, configuration of the group, place, key. A named tuple would cost twice the time."""
 
 
 def materialize(source: Source) -> tuple[Key, Description | None, bool]:
     """What vLLM says of these blocks when they are on the device; None: it does not know them."""
-    request, start, end, per_block, per_hash, key, expected = source
+    request, config, place, key, how = source
+    span, per_block = config.tokens_per_chunk, config.tokens_per_block
+    per_hash = span // config.hashes_per_chunk
+    expected = how is How.STORED or how is How.STORED_PART
+    start, end = place * span, place * span + span
+    if how is How.STORED_PART or how is How.FOUND_PART:
+        start, end, per_block = (place - 1) // span * span, place, per_hash
     step = per_block // per_hash
     found = request.block_hashes[start // per_hash : end // per_hash][step - 1 :: step]
     before = request.block_hashes[start // per_hash - 1] if start else None
@@ -57,20 +71,17 @@ def materialize(source: Source) -> tuple[Key, Description | None, bool]:
     if len(tokens) < end - start or len(found) * per_block < end - start or None in found:
         return key, None, expected
     adapter = request.lora_request
-    return (
-        key,
-        Description(
-            parent=None if before is None else block_hash(before),
-            hashes=[block_hash(h) for h in found],
-            tokens=tokens,
-            block_size=per_block,
-            start=start,
-            lora_id=None if adapter is None else adapter.adapter_id,
-            lora_name=None if adapter is None else adapter.name,
-            extra_keys=_extra_keys(request, range(start, end, per_block)),
-        ),
-        expected,
+    description = Description(
+        parent=None if before is None else block_hash(before),
+        hashes=[block_hash(h) for h in found],
+        tokens=tokens,
+        block_size=per_block,
+        start=start,
+        lora_id=None if adapter is None else adapter.adapter_id,
+        lora_name=None if adapter is None else adapter.name,
+        extra_keys=_extra_keys(request, range(start, end, per_block)),
     )
+    return key, description, expected
 
 
 def _extra_keys(request: Any, blocks: range) -> Sequence[Sequence[Any] | None] | None:
@@ -94,7 +105,7 @@ class ReadyEvents:
     """Events in vLLM's classes until it takes them. Made on one thread, taken on another."""
 
     def __init__(self) -> None:
-        self._ready: deque[KVCacheEvent] = deque()
+        self._ready: deque[tuple[int, list[KVCacheEvent]]] = deque()
         self._said = 0
         self._taken = 0
 
@@ -104,8 +115,11 @@ class ReadyEvents:
 
     def say(self, events: Sequence[messages.KVEvent]) -> None:
         """Keep these for vLLM."""
-        self._ready.extend(map(theirs, events))
-        self._said += sum(map(_weight, events))
+        if not events:
+            return
+        blocks = sum(len(getattr(e, "block_hashes", ())) for e in events)
+        self._said += blocks
+        self._ready.append((blocks, [theirs(e) for e in events]))
 
     def serve(self, narrator: Narrator) -> float | None:
         """Nothing is due."""
@@ -116,8 +130,11 @@ class ReadyEvents:
 
     def take(self) -> list[KVCacheEvent]:
         """What is there, in order."""
-        taken = [self._ready.popleft() for _ in range(len(self._ready))]
-        self._taken += sum(map(_weight, taken))
+        taken: list[KVCacheEvent] = []
+        while self._ready:
+            blocks, events = self._ready.popleft()
+            self._taken += blocks
+            taken += events
         return taken
 
     def __len__(self) -> int:
@@ -136,10 +153,6 @@ def theirs(event: messages.KVEvent) -> KVCacheEvent:
     return _THEIRS[type(event)](**msgspec.structs.asdict(event))
 
 
-def _weight(event: Any) -> int:
-    return len(getattr(event, "block_hashes", ()))
-
-
 class TiersTracker:
     """What vLLM's scheduler calls in place of its ``OffloadingEventsTracker``.
 
@@ -150,59 +163,41 @@ class TiersTracker:
         self.announcer = announcer
         self._ready = ready
         self._describe = describe
+        self._note: Callable[[Source], None] = announcer.capture
 
     def record_store(self, req: Any, group_config: Any, chunk_idx: int, offload_key: Key) -> None:
         """A chunk of this request is about to be stored."""
         if self._describe:
-            span = group_config.tokens_per_chunk
-            self._note(req, group_config, (chunk_idx * span, chunk_idx * span + span), offload_key)
+            self._note((req, group_config, chunk_idx, offload_key, _STORED))
 
     def record_lookup(self, req: Any, group_config: Any, chunk_idx: int, offload_key: Key) -> None:
         """A chunk of this request is in host memory, perhaps by another engine's doing."""
         wanted = self.announcer.wanted
         if wanted and offload_key in wanted:
-            span = group_config.tokens_per_chunk
-            at = (chunk_idx * span, chunk_idx * span + span)
-            self._note(req, group_config, at, offload_key, expected=False)
+            self._note((req, group_config, chunk_idx, offload_key, How.FOUND))
 
     def record_partial_store(
         self, req: Any, group_config: Any, boundary_tokens: int, offload_key: Key
     ) -> None:
         """A state that ends within a block is about to be stored."""
         if self._describe:
-            self._note_partial(req, group_config, boundary_tokens, offload_key)
+            self._note((req, group_config, boundary_tokens, offload_key, How.STORED_PART))
 
     def record_partial_lookup(
         self, req: Any, group_config: Any, boundary_tokens: int, offload_key: Key
     ) -> None:
         """A state that ends within a block is in host memory."""
         if offload_key in self.announcer.wanted:
-            self._note_partial(req, group_config, boundary_tokens, offload_key, expected=False)
+            self._note((req, group_config, boundary_tokens, offload_key, How.FOUND_PART))
 
-    def _note_partial(
-        self, req: Any, config: Any, boundary: int, key: Key, *, expected: bool = True
-    ) -> None:
-        start = (boundary - 1) // config.tokens_per_chunk * config.tokens_per_chunk
-        per_hash = config.tokens_per_chunk // config.hashes_per_chunk
-        source = Source(req, start, boundary, per_hash, per_hash, key, expected)
-        self.announcer.capture(source)
-
-    def _note(
-        self, req: Any, config: Any, span: tuple[int, int], key: Key, *, expected: bool = True
-    ) -> None:
-        per_hash = config.tokens_per_chunk // config.hashes_per_chunk
-        source = Source(req, *span, config.tokens_per_block, per_hash, key, expected)
-        self.announcer.capture(source)
-
-    def take_events(self, events: Iterable[Any]) -> Iterator[KVCacheEvent]:
+    def take_events(self, events: Iterable[Any]) -> Iterable[KVCacheEvent]:
         """What there is to say by now; ``events``, of the manager, are none."""
         self.announcer.send_captured()
         was_full = not self._ready.room()
         taken = self._ready.take()
         if was_full:
             self.announcer.wake()
-        yield from events
-        yield from taken
+        return [*events, *taken]
 
     def reset(self) -> None:
         """Host memory was reset; the manager has told of that."""
