@@ -24,9 +24,16 @@ STOP_S = 60
 class Server:
     """A server process that leads a session of its own; its output goes to ``log``."""
 
-    def __init__(self, model: Path, transfer: dict[str, Any], log: Path, *options: str) -> None:
+    def __init__(
+        self,
+        model: Path,
+        transfer: dict[str, Any],
+        log: Path,
+        *options: str,
+        port: int | None = None,
+    ) -> None:
         self.model = str(model)
-        self.port = free_port()
+        self.port = port or free_port()
         self.log = log
         self.regions: set[str] = set()
         defaults = "--dtype bfloat16 --enforce-eager --num-gpu-blocks-override 128"

@@ -5,7 +5,6 @@ import time
 import pytest
 import zmq
 
-from kvtiers.events import PRIMARY
 from kvtiers.kvevents.messages import END_OF_REPLAY, BlockRemoved, BlockStored, decode
 from tests.unit.kvevents.readers import Dynamo, Llmd
 from tests.vllm.offloading import connector_of, disk, offload, settle
@@ -13,7 +12,7 @@ from tests.vllm.offloading import connector_of, disk, offload, settle
 TOKENS = 2000
 CHUNKS = 15
 BLOCK = 128
-DISK = "1:fs"
+HOST, DISK = None, "1:fs"
 
 
 class Ear:
@@ -95,8 +94,8 @@ def test_tiers_are_told_of_with_tokens(engine, prompt, tmp_path, ear):
         e.ask(asked)
         at_rest(e)
         ear.listen(lambda: ear.count(BlockStored, DISK) == CHUNKS)
-        assert ear.count(BlockStored, PRIMARY) == CHUNKS
-        for owner, medium in ((PRIMARY, "CPU"), (DISK, "STORAGE")):
+        assert ear.count(BlockStored, HOST) == CHUNKS
+        for owner, medium in ((HOST, "CPU"), (DISK, "STORAGE")):
             for event in ear.of(BlockStored, owner):
                 assert (event.medium, event.locality) == (medium, "LOCAL")
                 assert event.block_size == BLOCK
@@ -118,7 +117,7 @@ def test_evictions_and_a_restart(engine, prompt, tmp_path, ear):
         e.ask(prompt(TOKENS, seed=1))
         at_rest(e)
         ear.listen(lambda: ear.count(BlockStored, DISK) == 2 * CHUNKS)
-        removed = ear.count(BlockRemoved, PRIMARY)
+        removed = ear.count(BlockRemoved, HOST)
         assert removed == 2 * CHUNKS - 19
         assert ear.count(BlockRemoved, DISK) == 0
         assert ear.llmd.longest(asked, BLOCK, "storage") == CHUNKS * BLOCK
@@ -129,11 +128,11 @@ def test_evictions_and_a_restart(engine, prompt, tmp_path, ear):
         at_rest(e)
         again.listen(lambda: again.count(BlockStored, DISK) == 2 * CHUNKS + 1)
         assert again.llmd.longest(asked, BLOCK, "storage") == CHUNKS * BLOCK
-        before = again.count(BlockStored, PRIMARY)
+        before = again.count(BlockStored, HOST)
         e.ask(asked)
         assert e.cached == [CHUNKS * BLOCK]
         at_rest(e)
-        again.listen(lambda: again.count(BlockStored, PRIMARY) == before + CHUNKS)
+        again.listen(lambda: again.count(BlockStored, HOST) == before + CHUNKS)
         assert again.llmd.longest(asked, BLOCK, "cpu") == CHUNKS * BLOCK
     again.close()
 

@@ -11,7 +11,9 @@ from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, OffloadKe
 from kvtiers.events import PRIMARY, ChunksRemoved, ChunksStored, Event, Sink, TierReachable
 from kvtiers.kvevents.spans import Place
 
-HOST = Place("CPU", "LOCAL", PRIMARY)
+HOST = Place("CPU", "LOCAL")
+"""There is one, so it needs no name of its own, and has none at vLLM. ``vllm-router`` takes what has
+a name for a store outside of the engine, and would credit it less."""
 
 
 class KVEvents:
@@ -46,7 +48,7 @@ class KVEvents:
                 medium=Medium(place.medium),
                 removed=removed,
                 locality=None if place.locality is None else Locality(place.locality),
-                ownership=None if place is HOST else place.ownership,
+                ownership=place.ownership,
                 removal_expected=self._describe and place is not HOST,
             )
         )
