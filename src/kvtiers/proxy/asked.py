@@ -1,12 +1,13 @@
 """What a client asks for, or why it is refused. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvtiers.proxy.affinity import Prompt, prompt_of, several
 from kvtiers.proxy.replies import Refusal
+from kvtiers.proxy.workers import Holder
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODELS = "/v1/models"
@@ -25,6 +26,8 @@ class Asked:
     roles: bool
     """Whether the proxy gives it roles: not where the client has given some, and not where one
     request has several prompts, which would all have one name among peers."""
+    holders: Sequence[Holder] = ()
+    """Who holds the prompt, if there is an index and it knows; who holds most first."""
 
 
 LIST_MODELS = Asked(MODELS, None, (), False)

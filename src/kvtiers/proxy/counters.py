@@ -33,6 +33,17 @@ class Prefilled(Enum):
     """The request was over first."""
 
 
+class Looked(Enum):
+    """What came of asking the index."""
+
+    FOUND = "found"
+    NOBODY = "nobody"
+    FAILED = "failed"
+    """Late, or no answer."""
+    UNTOKENIZED = "untokenized"
+    """It was not asked: no worker said in time what the tokens are."""
+
+
 class Counters:
     """Counts what the proxy did."""
 
@@ -56,6 +67,12 @@ class Counters:
         self._sources = Counter(
             "kvtiers_proxy_sources_named_total",
             "Requests that name a worker as source of their prefix.",
+            registry=registry,
+        )
+        self._lookups = Counter(
+            "kvtiers_proxy_index_lookups_total",
+            "Requests for which the presence index was to be asked.",
+            ["outcome"],
             registry=registry,
         )
         self._first = Histogram(
@@ -93,6 +110,10 @@ class Counters:
     def named(self) -> None:
         """A request names a source."""
         self._sources.inc()
+
+    def looked(self, looked: Looked) -> None:
+        """The index was to be asked."""
+        self._lookups.labels(looked.value).inc()
 
     def first_byte(self, seconds: float) -> None:
         """The first byte of an answer came."""

@@ -22,6 +22,8 @@ class Address:
     """Without a slash at the end."""
     p2p_host: str
     p2p_port: int
+    pod: str = ""
+    """What the presence index calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,10 @@ class ProxyOptions:
     slack: int = 4
     """By how many requests the worker that has a prefix may be busier than the idlest one, and
     still get what continues it."""
+    index: str | None = None
+    """URL of a presence index, without a slash at the end: it is asked who holds a prompt."""
+    index_timeout_s: float = 0.1
+    """For its answer, and as much for that of a worker that tokenizes the prompt."""
     pass_kv_transfer_params: bool = False
     """Whether a client's own ``kv_transfer_params`` are passed on, and not refused."""
 
@@ -99,21 +105,31 @@ def flag(name: str) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """``URL[,p2p=HOST:PORT]``; peers are at the URL's host and port 5710 by default.
+    """``URL[,p2p=HOST:PORT][,pod=NAME]``; by default peers are at the URL's host and port 5710, and
+    the index knows it by its own host and port.
 
     Raises ConfigError.
     """
     url, *rest = text.split(",")
     parts = _parsed(url, text)
+    words = dict(word.partition("=")[::2] for word in rest)
+    if len(words) < len(rest) or words.keys() - {"p2p", "pod"} or words.get("pod") == "":
+        raise _unfit(text)
     host, port = str(parts.hostname), P2P_PORT
-    for word in rest:
-        key, _, value = word.partition("=")
-        if key != "p2p" or len(rest) > 1:
-            raise _unfit(text)
-        host, port = _peer(value, text)
+    if "p2p" in words:
+        host, port = _peer(words["p2p"], text)
     if not _HOST.fullmatch(host):
         raise _unfit(text)
-    return Address(url.rstrip("/"), host, port)
+    return Address(url.rstrip("/"), host, port, words.get("pod", ""))
+
+
+def parse_index(text: str) -> str:
+    """The URL of a presence index. Raises ConfigError."""
+    try:
+        _parsed(text, text)
+    except ConfigError:
+        raise ConfigError(f"--index {text!a} is no index: give http://HOST:PORT") from None
+    return text.rstrip("/")
 
 
 def _parsed(url: str, text: str) -> SplitResult:

@@ -49,11 +49,12 @@ class Router:
     def prefill(self, asked: Asked) -> Call | None:
         """Who computes the prompt; None: who answers does."""
         pool = self.prefill_pool
-        worker = pool.choose(asked.prompt) if pool is not None and asked.roles else None
+        wanted = pool is not None and asked.roles
+        worker = pool.choose(asked.prompt, (), asked.holders) if pool and wanted else None
         if pool is None or worker is None or asked.body is None:
             return None
         name = self._new_name()
-        source = _other(pool.source_for(asked.prompt), worker)
+        source = _other(pool.source_for(asked.prompt, asked.holders), worker)
         roles = bodies.produces(name)
         if source is not None:
             roles |= bodies.asks(self._new_name(), source.address)
@@ -63,7 +64,7 @@ class Router:
         self, asked: Asked, prefill: Call | None, tried: Collection[Worker] = ()
     ) -> Call | None:
         """Who answers, with the prompt as ``prefill`` computes it; None: nobody is left."""
-        worker = self.pool.choose(asked.prompt, tried)
+        worker = self.pool.choose(asked.prompt, tried, asked.holders)
         if worker is None:
             return None
         source: Worker | None = None
@@ -71,7 +72,7 @@ class Router:
         if prefill is not None:
             roles = bodies.pulls(prefill.name, prefill.worker.address)
         elif asked.roles and self.prefill_pool is None:
-            source = _other(self.pool.source_for(asked.prompt), worker)
+            source = _other(self.pool.source_for(asked.prompt, asked.holders), worker)
             if source is not None:
                 roles = bodies.asks(self._new_name(), source.address)
         body = None if asked.body is None else bodies.with_roles(asked.body, roles)

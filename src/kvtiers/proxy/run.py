@@ -17,6 +17,7 @@ from kvtiers.errors import ConfigError
 from kvtiers.proxy.counters import Counters
 from kvtiers.proxy.front import Front
 from kvtiers.proxy.gate import Gate
+from kvtiers.proxy.lookup import IndexClient
 from kvtiers.proxy.options import ProxyOptions
 from kvtiers.proxy.router import Router
 from kvtiers.proxy.serving import Serving
@@ -49,7 +50,8 @@ class Proxy:
         self.gate = Gate(options.max_in_flight, options.max_queued)
         self.upstream = Upstream(options, time.monotonic)
         counters = Counters(self.router.workers, self.gate)
-        serving = Serving(self.router, self.upstream, counters)
+        self.index = IndexClient(options, self.router.workers, counters, time.monotonic)
+        serving = Serving(self.router, self.upstream, counters, self.index)
         seed = secrets.randbits(64)
         self.front = Front(options, self.router, serving, self.gate, counters, seed, time.monotonic)
 
@@ -57,6 +59,7 @@ class Proxy:
         """Raise AssertionError naming the broken invariant."""
         self.router.check()
         self.gate.check()
+        self.index.check()
 
     def __repr__(self) -> str:
         return f"<Proxy {self.gate} {self.router}>"
@@ -80,6 +83,7 @@ async def listening(proxy: Proxy) -> AsyncIterator[int]:
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(proxy.upstream.close)
+        stack.push_async_callback(proxy.index.close)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         site = web.TCPSite(runner, options.host, options.port, backlog=1024)

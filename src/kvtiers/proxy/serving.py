@@ -8,6 +8,7 @@ from enum import Enum
 from kvtiers.proxy.asked import Asked
 from kvtiers.proxy.counters import Counters, Prefilled
 from kvtiers.proxy.headers import Pairs
+from kvtiers.proxy.lookup import IndexClient
 from kvtiers.proxy.replies import FAILED, NO_WORKER, Refusal
 from kvtiers.proxy.router import Call, Router
 from kvtiers.proxy.upstream import Opened, Upstream
@@ -25,7 +26,10 @@ class _Prefill(Enum):
 class Serving:
     """Gets answers from workers."""
 
-    def __init__(self, router: Router, upstream: Upstream, counters: Counters) -> None:
+    def __init__(
+        self, router: Router, upstream: Upstream, counters: Counters, index: IndexClient
+    ) -> None:
+        self._index = index
         self._router = router
         self._upstream = upstream
         self._counters = counters
@@ -36,6 +40,7 @@ class Serving:
 
         When this is left, whatever is still under way at workers is cancelled.
         """
+        asked = await self._index.asked(asked)
         prefill = self._router.prefill(asked)
         prefilling: asyncio.Task[bool] | None = None
         answer: Opened | Refusal | None = None

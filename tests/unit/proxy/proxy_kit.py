@@ -37,6 +37,10 @@ class Worker:
         """Bodies of requests, in order."""
         self.headers = []
         self.health = 200
+        self.tokens = None
+        """What ``/tokenize`` says; None: it is not served."""
+        self.tokenized = []
+        """Bodies of requests to it."""
         self.running = 0
         self.cancelled = asyncio.Event()
         self.arrived = asyncio.Event()
@@ -60,6 +64,7 @@ class Worker:
             application.router.add_post(path, self._answer)
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/health", self._health)
+        application.router.add_post("/tokenize", self._tokenize)
         self._runner = web.AppRunner(
             application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
         )
@@ -77,6 +82,12 @@ class Worker:
 
     async def _health(self, request):
         return web.Response(status=self.health)
+
+    async def _tokenize(self, request):
+        self.tokenized.append(await request.json())
+        if self.tokens is None:
+            raise web.HTTPNotFound
+        return web.json_response({"count": len(self.tokens), "tokens": self.tokens})
 
     async def _answer(self, request):
         body = await request.json()

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvtiers.cli.output import Output
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.proxy.options import ProxyOptions, flag, parse_address
+from kvtiers.proxy.options import ProxyOptions, flag, parse_address, parse_index
 from kvtiers.tiers.parameters import parse_size
 
 _POOLS = {
@@ -26,6 +26,7 @@ _HELP = {
     "idle_timeout_s": "how long a worker may send nothing, or a client take nothing",
     "health_interval_s": "between two looks at a worker",
     "drain_s": "how long running requests have after SIGTERM",
+    "index_timeout_s": "for the index's answer, and for tokens of a prompt",
     "slack": "how much busier than the idlest the worker with the prefix may be",
 }
 
@@ -34,13 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     for name, words in _POOLS.items():
         parser.add_argument(
-            f"--{name}", action="append", default=[], metavar="URL[,p2p=HOST:PORT]", help=words
+            f"--{name}", action="append", default=[], metavar="URL[,p2p=HOST:PORT][,pod=NAME]", help=words
         )
     for field in fields(ProxyOptions):
         if field.name in _HELP:
             kind = str if field.name.endswith("_bytes") else type(field.default)
             words = f"{_HELP[field.name]}; default {field.default}"
             parser.add_argument(flag(field.name), type=kind, default=field.default, help=words)
+    parser.add_argument("--index", metavar="URL", help="a presence index, to ask who has a prefix")
     parser.add_argument(
         "--pass-kv-transfer-params",
         action="store_true",
@@ -60,6 +62,7 @@ def options_of(arguments: argparse.Namespace) -> ProxyOptions:
         prefill=pools["prefill"],
         decode=pools["decode"],
         workers=pools["worker"],
+        index=None if arguments.index is None else parse_index(arguments.index),
         pass_kv_transfer_params=arguments.pass_kv_transfer_params,
         **others,
     )
