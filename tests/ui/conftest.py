@@ -5,16 +5,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ui.browser import Page, Tab, chromium
+from tests.ui.engine import Engine, running
 from tests.ui.observer import Observer, serving
-from tests.vllm.conftest import checkpoint, prompt
-
-__all__ = ["checkpoint", "prompt"]
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     with chromium(tmp_path_factory.mktemp("chromium")) as tab:
         yield tab
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with running(tmp_path_factory.mktemp("engine")) as engine:
+        yield engine
 
 
 @pytest.fixture

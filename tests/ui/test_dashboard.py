@@ -1,6 +1,5 @@
 """Every query of the dashboard, run by a real Prometheus on what it scraped of a real engine."""
 
-import itertools
 import json
 import re
 import time
@@ -12,9 +11,8 @@ import pytest
 
 from kvtiers.cli import main
 from kvtiers.metrics.names import BY_NAME
+from tests.ui.engine import HOST_BYTES, Engine
 from tests.ui.prometheus import Prometheus, Series, scraping
-from tests.vllm.offloading import CHUNK_BYTES, disk, offload
-from tests.vllm.serving import Server, serving
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -40,14 +38,6 @@ AWAITED = {
 }
 """Names that the table of metrics does not have yet; each goes from here when it has it."""
 
-TOKENS, CHUNKS = 1000, 7
-"""Of a prompt. The device has room for one of them."""
-HOST_CHUNKS, DISK_CHUNKS = 4 * CHUNKS + 4, 8 * CHUNKS
-"""Four prompts, and eight."""
-BACK = (0, 0, 1, 4)
-"""In each round a new prompt is asked for, and those that are so many rounds old: it is computed,
-then on the device; the others are in host memory, and on the disk alone, for between them seven
-others were asked for."""
 SEEN_S = 180
 
 
@@ -79,26 +69,13 @@ def _moves(series: list[Series]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("engine")
-    size = CHUNK_BYTES["llama"]
-    tier = disk(folder / "kv", capacity_bytes=DISK_CHUNKS * (size + 8192))
-    transfer = offload(HOST_CHUNKS * size, secondary_tiers=[tier])
-    options = ("--max-model-len", "1536", "--num-gpu-blocks-override", "13")
-    with serving(checkpoint("llama"), transfer, folder / "log", *options) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def prometheus(engine: Server, prompt, tmp_path_factory) -> Iterator[Prometheus]:
-    """It has scraped conversations that come back until each panel shows something, or long."""
-    rounds = itertools.count(max(BACK))
+def prometheus(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """It has scraped rounds of prompts until each panel shows something, or for long."""
     with scraping(engine.port, tmp_path_factory.mktemp("prometheus")) as server:
         missing = set(PANELS) - NOTHING_TO_SHOW.keys()
         end = time.monotonic() + SEEN_S
         while missing and time.monotonic() < end:
-            for newest, back in itertools.product(itertools.islice(rounds, 3), BACK):
-                engine.ask(prompt(TOKENS, seed=newest - back), max_tokens=2)
+            engine.rounds(3)
             missing = {title for title in missing if not shows(server, title)}
         yield server
 
@@ -135,14 +112,14 @@ def test_legends_of_tiers_are_those_of_the_engine(prometheus: Prometheus) -> Non
     assert {labels["tier"] for labels, _ in prometheus.query(expression)} == {"0:primary", "1:fs"}
 
 
-def test_top_shows_the_same_engine(engine: Server, prometheus: Prometheus, capsys) -> None:
+def test_top_shows_the_same_engine(engine: Engine, prometheus: Prometheus, capsys) -> None:
     url = f"http://127.0.0.1:{engine.port}"
     assert main(["top", "--once", "--interval", "0.2", "--json", "--url", url]) == 0
     seen = json.loads(capsys.readouterr().out)
     device, host, fs = seen["tiers"]
     assert (device["label"], host["label"], fs["label"]) == ("device", "0:primary", "1:fs")
     assert all(0 < tier["hit_rate_ever"] < 1 for tier in seen["tiers"])
-    assert 0 < host["used_bytes"] <= host["capacity_bytes"] <= HOST_CHUNKS * CHUNK_BYTES["llama"]
+    assert 0 < host["used_bytes"] <= host["capacity_bytes"] <= HOST_BYTES
     assert 0 < fs["used_share"] <= 1
     assert fs["state"] == "in use"
     assert all(fs[rate] is not None for rate in ("read_bytes_s", "written_bytes_s", "removed_s"))
@@ -151,7 +128,7 @@ def test_top_shows_the_same_engine(engine: Server, prometheus: Prometheus, capsy
     assert 0 < seen["ceiling"] < 1
 
 
-def test_the_tables_of_top_are_drawn(engine: Server, prometheus: Prometheus, capsys) -> None:
+def test_the_tables_of_top_are_drawn(engine: Engine, prometheus: Prometheus, capsys) -> None:
     url = f"http://127.0.0.1:{engine.port}/metrics"
     assert main(["top", "--once", "--interval", "0.2", "--url", url]) == 0
     lines = capsys.readouterr().out.splitlines()

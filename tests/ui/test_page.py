@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.ui.browser import Page
-from tests.ui.observer import Observer, record, tier
+from tests.ui.observer import Observer, record, serving, tier
 
 UNKNOWN = "\N{EN DASH}"
 HOSTILE = '<script>window.hacked = 1</script><img src="x" onerror="window.hacked = 2">'
@@ -155,6 +155,14 @@ def test_a_silent_engine_is_said_to_be_silent_since_when(page: Page, observer: O
     observer.silent = False
     page.wait("document.body.dataset.engine === 'live'")
     page.wait(f"{tile('0:primary', 'hit')}.textContent === '80 %'")
+
+
+def test_an_engine_that_is_gone(tab: Page, observer: Observer) -> None:
+    with serving(observer) as url:
+        tab.open(url)
+        tab.wait("document.body.dataset.engine === 'live'")
+    tab.wait("document.getElementById('status').textContent.startsWith('No answer since')")
+    assert "SmolLM2" in tab.text()
 
 
 def test_an_engine_that_switched_offloading_off(page: Page, observer: Observer) -> None:

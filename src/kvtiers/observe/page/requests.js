@@ -103,7 +103,7 @@ function steps(record) {
     const words = [];
     if (found) words.push(`${number(found)} chunks found`);
     for (const [reason, count] of missed) words.push(`${number(count)} ${reason}`);
-    add(seconds === null ? "" : `within ${span(seconds)}`, `${nameOf(tier)} (${tier}): ${words.join(", ")}`);
+    add(seconds ? `within ${span(seconds)}` : "at once", `${nameOf(tier)} (${tier}): ${words.join(", ")}`);
   }
   if (record.waited_s) add(`after ${span(record.waited_s)}`, "no longer waited for a tier");
   if (record.settled_at) add(clock(record.settled_at), outcome(record.tokens));
@@ -123,11 +123,11 @@ function told(runs) {
   const tiers = new Map();
   for (const run of runs)
     for (const { tier, verdict, reason, seconds } of run.verdicts ?? []) {
-      const its = tiers.get(tier) ?? { found: 0, missed: new Map(), seconds: null };
+      const its = tiers.get(tier) ?? { found: 0, missed: new Map(), seconds: 0 };
       if (reason) its.missed.set(reason, (its.missed.get(reason) ?? 0) + run.count);
       else if (isHit(verdict)) its.found += run.count;
       else its.missed.set(verdict, (its.missed.get(verdict) ?? 0) + run.count);
-      if (typeof seconds === "number") its.seconds = Math.max(its.seconds ?? 0, seconds);
+      its.seconds = Math.max(its.seconds, seconds ?? 0);
       tiers.set(tier, its);
     }
   return [...tiers].sort(([a], [b]) => parseInt(a) - parseInt(b));
@@ -145,7 +145,7 @@ function table(record) {
         "li",
         { className: isHit(v.verdict) ? "hit" : "miss" },
         `${v.tier} ${v.verdict}${v.reason ? ` (${v.reason})` : ""}`,
-        typeof v.seconds === "number" ? ` ${span(v.seconds)}` : "",
+        v.seconds ? ` ${span(v.seconds)}` : "",
       ),
     );
     const last = run.first + run.count - 1;
