@@ -62,7 +62,8 @@ class Board:
     seconds: float
     tiers: tuple[TierRow, ...]
     tokens: tuple[Count, ...]
-    """Prompt tokens by source; ``computed`` are those that nobody had."""
+    """Prompt tokens by source; ``computed`` are those that nobody had. Of an exporter that does not
+    know of all of them those that tiers had, by tier."""
     misses: tuple[Count, ...]
     """Chunks by tier and reason."""
     trouble: tuple[Count, ...]
@@ -114,7 +115,9 @@ class _View:
             grown = self.grown.total(computed, source="local_compute")
             ever = self.now.total(computed, source="local_compute")
             yield Count(("computed",), grown / self.seconds, ever)
-        for count in self.counts("vllm:prompt_tokens_cached_by_source_total", "source"):
+        cached = "vllm:prompt_tokens_cached_by_source_total"
+        loaded = _OURS + "loaded_tokens_total"  # outside of vLLM's API server nobody knows more
+        for count in self.counts(cached if cached in self.now else loaded, "source"):
             if count.ever:
                 yield count
 

@@ -98,6 +98,12 @@ def test_tokens_come_from_somewhere_and_sources_that_never_gave_are_left_out(see
     assert [(c.labels, c.per_s) for c in seen.tokens] == [(("computed",), 25), (("disk",), 75)]
 
 
+def test_an_exporter_beside_vllm_tells_the_tokens_that_tiers_had():
+    only = parse('vllm:kvtiers_loaded_tokens_total{source="1:fs"} 128')
+    (count,) = board(Scrape(), only, 2.0).tokens
+    assert (count.labels, count.per_s, count.ever) == (("1:fs",), 64, 128)
+
+
 def test_latency_and_ceiling(seen):
     assert seen.ttft_p50_s == 0.25
     assert seen.ceiling == 0.8
