@@ -31,14 +31,16 @@ class Server:
         log: Path,
         *options: str,
         port: int | None = None,
+        within: Sequence[str] = (),
     ) -> None:
+        """``within``: the beginning of a command that runs the rest of it somewhere else."""
         self.model = str(model)
         self.port = port or free_port()
         self.log = log
         self.regions: set[str] = set()
         defaults = "--dtype bfloat16 --enforce-eager --num-gpu-blocks-override 128"
         defaults += " --max-model-len 4096 --skip-tokenizer-init --enable-prompt-tokens-details"
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command = [*within, sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", self.model, "--host", "127.0.0.1", "--port", str(self.port)]
         command += [*defaults.split(), *options, "--kv-transfer-config", json.dumps(transfer)]
         environment = {k: v for k, v in ENVIRONMENT.items() if "MULTIPROCESSING" not in k}
@@ -103,7 +105,7 @@ class Server:
 
     def send(self, path: str, replica: int | None = None, **body: Any) -> HTTPConnection:
         """A POST whose answer nobody reads; closing the connection ends it."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = self._connection()
         headers = {"Content-Type": "application/json", **_to(replica)}
         connection.request("POST", path, json.dumps(body), headers)
         return connection
@@ -154,6 +156,9 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    def _connection(self) -> HTTPConnection:
+        return HTTPConnection("127.0.0.1", self.port, timeout=120)
+
     def _healthy(self) -> bool:
         try:
             return self._request("GET", "/health", None)[0] == 200
@@ -163,7 +168,7 @@ class Server:
     def _request(
         self, method: str, path: str, body: str | None, headers: dict[str, str] | None = None
     ) -> tuple[int, str]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = self._connection()
         try:
             headers = {"Content-Type": "application/json", **(headers or {})}
             connection.request(method, path, body, headers)
