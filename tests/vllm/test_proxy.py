@@ -4,7 +4,8 @@ import json
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, closing
+import time
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.vllm.serving import Server
 MODEL = Path(__file__).resolve().parents[2] / ".models" / "SmolLM2-135M-Instruct"
 CHAT = "/v1/chat/completions"
 BLOCK = 128
+PROMPTS = {"name": "vllm:prompt_tokens_total"}
 FROM_PEER = {"name": "vllm:prompt_tokens_cached_by_source_total", "source": "p2p"}
 
 
@@ -37,13 +39,10 @@ def servers(tmp_path_factory):
         yield made
 
 
-@pytest.fixture(scope="module")
-def proxy(servers):
-    """The port of a proxy before them, as an operator starts it."""
-    (prefill, peers), (decode, _) = servers
-    command = [sys.executable, "-m", "kvtiers.cli", "proxy", "--port", "0"]
-    command += ["--prefill", f"http://127.0.0.1:{prefill.port},p2p=127.0.0.1:{peers}"]
-    command += ["--decode", f"http://127.0.0.1:{decode.port}"]
+@contextmanager
+def proxied(*options):
+    """The port of a proxy, as an operator starts it."""
+    command = [sys.executable, "-m", "kvtiers.cli", "proxy", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield int(process.stdout.readline().rsplit(":", 1)[1])
@@ -52,6 +51,26 @@ def proxy(servers):
     finally:
         process.kill()
         process.wait()
+
+
+def worker(server, peers):
+    return f"http://127.0.0.1:{server.port},p2p=127.0.0.1:{peers}"
+
+
+@pytest.fixture(scope="module")
+def proxy(servers):
+    """Prefill and decode apart."""
+    prefill, decode = (worker(*server) for server in servers)
+    with proxied("--prefill", prefill, "--decode", decode) as port:
+        yield port
+
+
+@pytest.fixture
+def symmetric(servers):
+    """A worker with a request more than the idlest one is too busy for another."""
+    first, second = (worker(*server) for server in servers)
+    with proxied("--worker", first, "--worker", second, "--slack", "0") as port:
+        yield port
 
 
 def streamed(port, body):
@@ -69,9 +88,10 @@ def streamed(port, body):
     return [event["choices"] for event in events], events[-1]["usage"]
 
 
-def asked(what):
+def asked(what, articles=25):
     """A long question whose answer is streamed."""
-    article = " ".join(f"Article {n}: everyone has the right to {n} {what}." for n in range(25))
+    rights = (f"Article {n}: everyone has the right to {n} {what}." for n in range(articles))
+    article = " ".join(rights)
     return {
         "model": str(MODEL),
         "messages": [{"role": "user", "content": f"{article} How many {what} are that?"}],
@@ -99,6 +119,47 @@ def test_a_streamed_chat_is_that_of_a_single_engine_and_its_prompt_came_from_pre
     assert usage["prompt_tokens_details"]["cached_tokens"] == cached, "a device hit of that length"
     assert single == answer
     assert "".join(c["delta"].get("content") or "" for cs in answer for c in cs)
+
+
+def idlest(servers, asked_before):
+    """The one of both that was asked nothing since."""
+    while True:
+        asked_since = [
+            server.value(**PROMPTS) > before
+            for (server, _), before in zip(servers, asked_before, strict=True)
+        ]
+        if any(asked_since):
+            return servers[asked_since.index(False)][0]
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(300)
+def test_a_conversation_moves_to_the_idle_engine_faster_than_it_is_computed(servers, symmetric):
+    """Both are measured on the idle engine while the other one is busy with the conversation."""
+    first = asked("plums", 60)
+    asked_before = [server.value(**PROMPTS) for server, _ in servers]
+    answer, usage = streamed(symmetric, first)
+    idle = idlest(servers, asked_before)
+    text = "".join(c["delta"].get("content") or "" for cs in answer for c in cs)
+    turns = [{"role": "assistant", "content": text}, {"role": "user", "content": "Why?"}]
+    second = first | {"messages": first["messages"] + turns, "max_tokens": 1}
+    brought = idle.value(**FROM_PEER)
+    with closing(HTTPConnection("127.0.0.1", symmetric, timeout=120)) as busy:
+        long = json.dumps(first | {"max_tokens": 2000, "ignore_eos": True})
+        busy.request("POST", CHAT, long, {"Content-Type": "application/json"})
+        assert busy.getresponse().read(1), "it is being answered"
+        began = time.perf_counter()
+        moved, told = streamed(symmetric, second)
+        moved_s = time.perf_counter() - began
+        streamed(idle.port, second | {"cache_salt": "computed anew"})
+        computed_s = time.perf_counter() - began - moved_s
+    cached = told["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= usage["prompt_tokens"] // BLOCK * BLOCK > 4 * BLOCK
+    idle.wait_for(brought + cached, **FROM_PEER)
+    assert moved_s < 0.6 * computed_s, f"{moved_s:.2f} s, computed in {computed_s:.2f} s"
+    hit, told = streamed(idle.port, second)
+    assert told["prompt_tokens_details"]["cached_tokens"] == cached, "a device hit of that length"
+    assert hit == moved
 
 
 @pytest.mark.timeout(300)
