@@ -85,7 +85,8 @@ def _kv(given: argparse.Namespace) -> list[list[str]]:
 
 
 def _p2p(given: argparse.Namespace) -> list[list[str]]:
-    return [["bench.p2p", *_tiny(given)]]
+    model = ["--model", given.model] if given.model else []
+    return [["bench.p2p", *_tiny(given)], ["bench.p2p_ttft", *model, *_tiny(given)]]
 
 
 PARTS: dict[str, Commands] = {
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=PARTS, help="one part instead of all")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("--root", default=tempfile.gettempdir(), help="where files may be made")
-    parser.add_argument("--model", help="folder of the checkpoint for ttft")
+    parser.add_argument("--model", help="folder of the checkpoint for ttft and p2p")
     parser.add_argument("--tiny", action="store_true", help="only to see that everything runs")
     given = parser.parse_args(arguments)
     machine, began = describe(given.root), time.monotonic()

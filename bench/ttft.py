@@ -83,9 +83,9 @@ class Answer:
 
 
 class Engine:
-    """A running engine with one ``fs`` tier in ``root``."""
+    """A running engine with one tier."""
 
-    def __init__(self, model: str, root: str, layout: str) -> None:
+    def __init__(self, model: str, tier: dict[str, Any]) -> None:
         from vllm import LLM
 
         self.llm = LLM(
@@ -97,19 +97,20 @@ class Engine:
             max_model_len=4096,
             skip_tokenizer_init=True,
             disable_log_stats=False,
-            kv_transfer_config=_offloading(root, layout),
+            kv_transfer_config=_offloading(tier),
         )
-        self.root = root
+        self.root = str(tier.get("root_dir", ""))
         self._engine = self.llm.llm_engine
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
         self.vocabulary: int = self._engine.model_config.get_vocab_size()
         self._asked = 0
 
-    def ask(self, prompt: Sequence[int]) -> Answer:
-        """Run one prompt to its end."""
+    def ask(self, prompt: Sequence[int], **roles: Any) -> Answer:
+        """Run one prompt to its end; ``roles`` are its ``kv_transfer_params``."""
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
+        params.extra_args = {"kv_transfer_params": roles} if roles else None
         self._asked += 1
         outputs: list[Any] = []
         began = time.perf_counter()
@@ -152,8 +153,11 @@ class Engine:
         return self.manager.core.tiers[0].tier.store
 
 
-def _offloading(root: str, layout: str) -> dict[str, Any]:
-    tier = {"type": "fs", "root_dir": root, "layout": layout, "capacity_bytes": DISK_BYTES}
+def _on_disk(root: str, layout: str) -> dict[str, Any]:
+    return {"type": "fs", "root_dir": root, "layout": layout, "capacity_bytes": DISK_BYTES}
+
+
+def _offloading(tier: dict[str, Any]) -> dict[str, Any]:
     return {
         "kv_connector": "KVTiersConnector",
         "kv_connector_module_path": "kvtiers.engines.vllm",
@@ -172,11 +176,11 @@ def set_environment(threads: int) -> None:
 
 
 @contextmanager
-def running(model: str, root: str, layout: str) -> Iterator[Engine]:
+def running(model: str, tier: dict[str, Any]) -> Iterator[Engine]:
     """An engine, gone afterwards."""
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
-    engine = Engine(model, root, layout)
+    engine = Engine(model, tier)
     try:
         yield engine
     finally:
@@ -186,7 +190,7 @@ def running(model: str, root: str, layout: str) -> Iterator[Engine]:
 
 def measure(model: str, root: str, size: Size, layout: str = "files") -> None:
     """Print every figure."""
-    with running(model, root, layout) as engine:
+    with running(model, _on_disk(root, layout)) as engine:
         prompt = random.Random(0).choices(range(3, engine.vocabulary), k=size.tokens)
         engine.ask(prompt)
         engine.rest()

@@ -16,6 +16,7 @@ from bench import (
     manager,
     obj,
     observe,
+    p2p_ttft,
     ttft,
 )
 from bench.lines import figures_in, is_ours, remarks_in, spreads_in
@@ -142,6 +143,13 @@ def test_time_to_first_token(capsys, tmp_path, checkpoint, layout, names):
     lines = [line for line in capsys.readouterr().out.splitlines() if is_ours(line)]
     assert figures_of(lines).keys() == {f"RATIO ttft.{name}" for name in names}
     assert f"ttft.{names[-1]}" in {name for kind, name, _ in remarks_in(lines) if kind == "MODE"}
+
+
+def test_time_to_first_token_with_prefill_elsewhere(capsys, checkpoint):
+    p2p_ttft.measure(str(checkpoint("llama")), ttft.TINY)
+    lines = [line for line in capsys.readouterr().out.splitlines() if is_ours(line)]
+    assert figures_of(lines).keys() == {"RATIO p2p.ttft"}
+    assert "p2p.ttft" in {name for kind, name, _ in remarks_in(lines) if kind == "TIME"}
 
 
 def test_cold_files_can_still_be_read(tmp_path):

@@ -35,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     for name, words in _POOLS.items():
         parser.add_argument(
-            f"--{name}", action="append", default=[], metavar="URL[,p2p=HOST:PORT][,pod=NAME]", help=words
+            f"--{name}",
+            action="append",
+            default=[],
+            metavar="URL[,p2p=HOST:PORT][,pod=NAME]",
+            help=words,
         )
     for field in fields(ProxyOptions):
         if field.name in _HELP:
