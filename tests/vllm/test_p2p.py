@@ -6,7 +6,9 @@ length, bit for bit. Loopback.
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from kvtiers.demo.server import free_port
-from tests.vllm.offloading import manager_of, offload, scheduler_of, settle
+from tests.vllm.offloading import CHUNK_BYTES, manager_of, offload, scheduler_of, settle
 from tests.vllm.serving import READY_S, Server, cpu_seconds
 
 pytestmark = pytest.mark.timeout(400)
@@ -38,21 +40,20 @@ class Peer:
 
 def p2p(port=0, **options):
     """Patient, for three engines on a machine that others load."""
-    patient = {"handshake_deadline_s": 30, "lookup_deadline_s": 30, "silence_deadline_s": 60}
+    patient = {f"{what}_deadline_s": 30 for what in ("handshake", "lookup", "silence", "stall")}
     tier = {"type": "p2p", "port": port, **patient, **options}
     return offload(lookup_deadline_s=40, secondary_tiers=[tier])
 
 
 def two_free_ports():
+    """Two in a row, for replicas; below those that Linux gives to whoever asks for any port."""
     while True:
-        port = free_port()
-        if port + 1 < 1 << 16 and _is_free(port + 1):
+        port = random.randrange(16384, 32766)
+        if _is_free(port) and _is_free(port + 1):
             return port
 
 
 def _is_free(port):
-    import socket
-
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
@@ -309,7 +310,7 @@ def test_a_peer_that_is_not_there_costs_no_other_request_anything(one, here, pro
 
 
 def test_a_peer_is_killed_while_it_brings_and_while_it_fetches(one, two, here, prompt):
-    """What it brought counts, the rest is computed; whoever it asked goes on. The last one here."""
+    """What it brought counts, the rest is computed; whoever it asked goes on."""
     asked = prompt(TOKENS, 14)
     half, brought = 6 * 128, 6
     here.ask(asked[: half + 1])
@@ -332,3 +333,65 @@ def test_a_peer_is_killed_while_it_brings_and_while_it_fetches(one, two, here, p
     settle(here)
     one.server.ask(prompt(TOKENS, 16))
     pulled(here, prompt(TOKENS, 16), CACHED, **at(one.port))
+
+
+@pytest.fixture(scope="module")
+def again(two, checkpoint, tmp_path_factory):
+    """A server at the address of the second, which is killed if it still runs."""
+    two.server.stop()
+    server = Server(checkpoint("llama"), p2p(two.port), tmp_path_factory.mktemp("again") / "log")
+    try:
+        server.wait_ready()
+        yield Peer(server, two.port)
+    finally:
+        server.stop()
+
+
+def test_a_producer_that_was_killed_is_asked_again_when_it_is_back(two, again, here, prompt):
+    """After the breaker's cool-down, which began when it was dead."""
+    asked = prompt(TOKENS, 17)
+    again.server.ask(asked)
+    known = tier_of(here)._endpoint._peers["127.0.0.1", two.port]
+    here.steps(lambda: not known._breaker.is_out(time.monotonic()))
+    pulled(here, asked, CACHED, **at(two.port))
+
+
+def serving_of(engine):
+    """What an engine in this process serves its peers with."""
+    return tier_of(engine)._endpoint._serving._server
+
+
+def parked(engine, count):
+    """Whether a peer's transfer of so many chunks waits, and its connection is there."""
+    wants = [w for s in list(serving_of(engine)._sessions.values()) for w in s.wants.values()]
+    waiting = [len(transfer.places) for w in wants for transfer in list(w._transfers.values())]
+    return waiting == [count] and any(s._socket for s in senders(engine))
+
+
+def senders(engine):
+    return [guest.sender for guest in list(tier_of(engine)._endpoint._guests._by_number.values())]
+
+
+def unsent(sender):
+    """How many bytes of the chunk that it began."""
+    return sum(view.nbytes for view in list(sender._unsent))
+
+
+def test_a_consumer_is_killed_in_the_middle_of_a_transfer(one, again, here, prompt):
+    """It was stopped, so that the connection is full when it dies. The last one here."""
+    asked, chunks = prompt(3900, 18), 30
+    port, parent = tier_of(here)._endpoint.port, serving_of(here)._parent
+    fetching = at(port, "remote_prefiller", "cut")["extra_args"]
+    body = again.server.completion(asked, 1, **fetching)
+    with closing(again.server.send("/v1/completions", **body)):
+        here.steps(lambda: parked(here, chunks))
+        os.killpg(again.server.process.pid, signal.SIGSTOP)
+        here.ask(asked, **params(remote_decoder={"kv_request_id": "cut"}))
+        here.steps(lambda: any(0 < unsent(s) < CHUNK_BYTES["llama"] for s in senders(here)))
+        assert len(parent._pinned) == chunks
+        os.killpg(again.server.process.pid, signal.SIGKILL)
+        here.steps(lambda: not parent._pinned)
+    settle(here)
+    parent.check()
+    answer = device_hit(here, asked, chunks * 128)
+    assert one.server.ask(asked, **at(port)["extra_args"]) == (answer.tokens, chunks * 128)
