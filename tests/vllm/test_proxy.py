@@ -24,9 +24,13 @@ FROM_PEER = {"name": "vllm:prompt_tokens_cached_by_source_total", "source": "p2p
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """Two servers of one model, and the ports at which they answer peers."""
+    """Two servers of one model, and the ports at which they answer peers.
+
+    A thread each: with more threads than cores OpenMP teams spin against each other.
+    """
     logs = tmp_path_factory.mktemp("logs")
     with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("OMP_NUM_THREADS", "1")
         made = []
         for name in ("prefill", "decode"):
             port = free_port()
