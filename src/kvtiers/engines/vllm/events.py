@@ -12,8 +12,8 @@ from kvtiers.events import PRIMARY, ChunksRemoved, ChunksStored, Event, Sink, Ti
 from kvtiers.kvevents.spans import Place
 
 HOST = Place("CPU", "LOCAL")
-"""There is one, so it needs no name of its own, and has none at vLLM. ``vllm-router`` takes what has
-a name for a store outside of the engine, and would credit it less."""
+"""There is one, so it needs no name of its own, and has none at vLLM. ``vllm-router`` takes what
+has a name for a store outside of the engine, and would credit it less."""
 
 
 class KVEvents:
