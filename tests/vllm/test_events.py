@@ -12,7 +12,8 @@ from tests.vllm.offloading import connector_of, disk, offload, settle
 TOKENS = 2000
 CHUNKS = 15
 BLOCK = 128
-HOST, DISK = None, "1:fs"
+HOST, DISK = "CPU", "STORAGE"
+OWNERS = {HOST: None, DISK: "1:fs"}
 
 
 class Ear:
@@ -59,11 +60,11 @@ class Ear:
             self.hear()
         return True
 
-    def of(self, kind, owner):
-        return [e for e in self.heard if isinstance(e, kind) and e.ownership == owner]
+    def of(self, kind, medium):
+        return [e for e in self.heard if isinstance(e, kind) and e.medium == medium]
 
-    def count(self, kind, owner):
-        return sum(len(e.block_hashes) for e in self.of(kind, owner))
+    def count(self, kind, medium):
+        return sum(len(e.block_hashes) for e in self.of(kind, medium))
 
     def close(self):
         self.socket.close(linger=0)
@@ -95,9 +96,9 @@ def test_tiers_are_told_of_with_tokens(engine, prompt, tmp_path, ear):
         at_rest(e)
         ear.listen(lambda: ear.count(BlockStored, DISK) == CHUNKS)
         assert ear.count(BlockStored, HOST) == CHUNKS
-        for owner, medium in ((HOST, "CPU"), (DISK, "STORAGE")):
-            for event in ear.of(BlockStored, owner):
-                assert (event.medium, event.locality) == (medium, "LOCAL")
+        for medium, owner in OWNERS.items():
+            for event in ear.of(BlockStored, medium):
+                assert (event.ownership, event.locality) == (owner, "LOCAL")
                 assert event.block_size == BLOCK
                 assert event.kv_cache_spec_kind == "full_attention"
         device = [e for e in ear.heard if e.medium == "GPU" and isinstance(e, BlockStored)]
