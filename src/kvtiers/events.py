@@ -228,6 +228,20 @@ class CopiesFailed(NamedTuple):
     chunks: int
 
 
+class EventsTold(NamedTuple):
+    """So many KV events of a type (``BlockStored``, ...) about a medium were handed on."""
+
+    type: str
+    medium: str
+    events: int
+
+
+class DescriptionsDropped(NamedTuple):
+    """Nobody will be told of so many chunks what they consist of: too many waited to be told."""
+
+    chunks: int
+
+
 class StoreOffered(NamedTuple):
     """``chunks`` absent chunks asked for room in host memory at once."""
 
@@ -258,6 +272,8 @@ Event = (
     | TransferFinished
     | ChunksCopied
     | CopiesFailed
+    | EventsTold
+    | DescriptionsDropped
     | StoreOffered
     | WarmedUp
 )

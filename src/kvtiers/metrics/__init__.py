@@ -21,7 +21,9 @@ from kvtiers.events import (
     ChunksRemoved,
     ChunksStored,
     CopiesFailed,
+    DescriptionsDropped,
     Event,
+    EventsTold,
     Hop,
     LookedUp,
     LookupsSettled,
@@ -61,7 +63,8 @@ class Metrics:
     Counters (labels): ``lookups``, ``hits`` (tier); ``stored``, ``removed`` (tier[, reason]);
     ``declined`` (hop, tier, reason); ``jobs_failed``, ``chunks_failed`` (hop, tier, reason);
     ``misses`` (tier, reason); ``loaded_tokens`` (tier); ``bytes``, ``seconds`` (hop, tier);
-    ``copied`` (hop); ``warmed_up`` (outcome); ``prompted``, ``saved_seconds`` (). Observations:
+    ``copied`` (hop); ``warmed_up`` (outcome); ``told`` (type, medium); ``untold``, ``prompted``,
+    ``saved_seconds`` (). Observations:
     ``lookup_seconds``, ``lookup_waited_seconds``, ``promote_seconds``, ``cascade_seconds``,
     ``evicted_age`` (tier); ``store_offered``, ``store_seconds``, ``load_seconds``,
     ``request_wait_seconds``, ``reuse_distance`` (). ``active`` (hop, tier): jobs and chunks in
@@ -116,6 +119,8 @@ class Metrics:
             TransferFinished: self._finished,
             ChunksCopied: self._copied,
             CopiesFailed: self._copies_failed,
+            EventsTold: self._told,
+            DescriptionsDropped: self._dropped,
             StoreOffered: self._offered,
             WarmedUp: self._warmed_up,
         }
@@ -255,6 +260,12 @@ class Metrics:
 
     def _copies_failed(self, e: CopiesFailed) -> None:
         self._counts["chunks_failed"][(e.hop, e.tier, "failed")] += e.chunks
+
+    def _told(self, e: EventsTold) -> None:
+        self._counts["told"][(e.type, e.medium)] += e.events
+
+    def _dropped(self, e: DescriptionsDropped) -> None:
+        self._counts["untold"][()] += e.chunks
 
     def _offered(self, e: StoreOffered) -> None:
         self._observe("store_offered", (), e.chunks)

@@ -312,6 +312,18 @@ _NEW = (
     ),
     _gauge(DISTINCT, "Those of them that were never seen before: no room would have had them."),
     _counter(
+        _OURS + "events_emitted",
+        "told",
+        "KV events about tiers that were handed on, by type and medium.",
+        "type",
+        "medium",
+    ),
+    _counter(
+        _OURS + "events_dropped",
+        "untold",
+        "Chunks whose tokens are in no KV event, since too many waited to be told of.",
+    ),
+    _counter(
         _OURS + "warm_up_chunks",
         "warmed_up",
         "Chunks of the hot list: promoted, missing, or not_asked for want of room or time.",

@@ -10,7 +10,9 @@ from kvtiers.events import (
     ChunksDeclined,
     ChunksRemoved,
     CopiesFailed,
+    DescriptionsDropped,
     Event,
+    EventsTold,
     Hop,
     LookupTimed,
     Reason,
@@ -69,6 +71,8 @@ def up_and_down() -> World:
 def seldom() -> Iterator[Event]:
     """What needs more than a core and a tier to happen."""
     yield LookupTimed(PRIMARY, seconds=1e-6)
+    yield EventsTold("BlockStored", "STORAGE", 2)
+    yield DescriptionsDropped(3)
     yield WarmedUp(promoted=1, missing=1, not_asked=1)
     yield CopiesFailed(Hop.LOAD, PRIMARY, 1)
     yield ChunksRemoved(LABEL, (make_key(b"x", 0),), Reason.CORRUPT)

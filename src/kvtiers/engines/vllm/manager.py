@@ -101,7 +101,7 @@ class VllmManager(OffloadingManager):
         self.events = events
         self.events_are_due: Callable[[], bool] = lambda: False
         """Whether there are KV events that only a step would hand over."""
-        self._sink = sink
+        self.sink = sink
         self._on_shutdown = on_shutdown
         self._shutdown_deadline_s = shutdown_deadline_s
         self._polled = False
@@ -386,7 +386,7 @@ class VllmManager(OffloadingManager):
     def _timed_lookup(self, key: Key, request: Request) -> LookupResult:
         begun = self._clock()
         verdict = self.core.lookup(key, request)
-        self._sink(LookupTimed(PRIMARY, seconds=self._clock() - begun))
+        self.sink(LookupTimed(PRIMARY, seconds=self._clock() - begun))
         return _verdict(verdict)
 
     def become_inert(self, where: str) -> None:

@@ -5,7 +5,7 @@ makes of them what GPU events say of the same blocks, and hands finished events 
 """
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event
 from kvtiers.chunks import Key
 from kvtiers.config import KVTiersConfig
 from kvtiers.engines.vllm.logs import logger
+from kvtiers.events import DescriptionsDropped, EventsTold, Sink
 from kvtiers.kvevents import messages
 from kvtiers.kvevents.announcer import Announcer
 from kvtiers.kvevents.descriptions import Description
@@ -164,6 +165,10 @@ class TiersTracker:
         self._ready = ready
         self._describe = describe
         self._note: Callable[[Source], None] = announcer.capture
+        self._dropped = 0
+        """Descriptions that were said to have been dropped."""
+        self.sink: Sink = lambda event: None
+        """Is told what vLLM took, for metrics."""
 
     def record_store(self, req: Any, group_config: Any, chunk_idx: int, offload_key: Key) -> None:
         """A chunk of this request is about to be stored."""
@@ -197,7 +202,17 @@ class TiersTracker:
         taken = self._ready.take()
         if was_full:
             self.announcer.wake()
+        if taken:
+            self._count(taken)
         return [*events, *taken]
+
+    def _count(self, taken: Sequence[KVCacheEvent]) -> None:
+        kinds = Counter((type(e).__name__, getattr(e, "medium", None) or "none") for e in taken)
+        for (name, medium), count in kinds.items():
+            self.sink(EventsTold(name, medium, count))
+        dropped, self._dropped = self._dropped, self.announcer.notes.dropped
+        if self._dropped > dropped:
+            self.sink(DescriptionsDropped(self._dropped - dropped))
 
     def reset(self) -> None:
         """Host memory was reset; the manager has told of that."""
