@@ -3,8 +3,9 @@
     python -m bench.observe_events [--requests 400] [--tiny]
 
 Requests of chunks that are absent are looked up and stored, which evicts as many; each chunk is
-described, and a step takes what is to be said. Both times are of the thread's processor time. The
-announcer's own thread is told apart: it has a core of its own unless the machine is full. Prints::
+described, and a step takes what is to be said. Times are of the thread's processor time, without
+that of reading it. What vLLM pays for calling a tracker that does nothing is not counted: it calls
+one for each chunk anyway. The announcer's own thread is told apart. Prints::
 
     SHARE observe.events <described: time for events over the manager's time>
     SHARE observe.events.hashes <the same, hashes only>
@@ -14,13 +15,14 @@ announcer's own thread is told apart: it has a core of its own unless the machin
 
 import argparse
 import time
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from bench.sides import BATCH, TOKENS, Side, key, ours, request_keys
 from kvtiers.config import parse_config
 from kvtiers.engines.vllm.events import HOST
-from kvtiers.engines.vllm.telling import TiersTracker, build_tracker
+from kvtiers.engines.vllm.telling import ReadyEvents, TiersTracker, build_tracker
 from kvtiers.events import PRIMARY, Event
 
 RESIDENT = 10_240
@@ -36,17 +38,33 @@ _GROUP = SimpleNamespace(
 
 
 class Watch:
-    """Processor time of this thread, in seconds, between ``start`` and ``stop``."""
+    """Processor time of this thread between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._total = 0.0
         self._since = 0.0
+        self._times = 0
 
     def start(self) -> None:
         self._since = time.thread_time()
 
     def stop(self) -> None:
-        self.seconds += time.thread_time() - self._since
+        self._total += time.thread_time() - self._since
+        self._times += 1
+
+    @property
+    def seconds(self) -> float:
+        """Without what an empty measurement takes."""
+        return self._total - self._times * _empty()
+
+
+@cache
+def _empty() -> float:
+    watch = Watch()
+    for _ in range(20_000):
+        watch.start()
+        watch.stop()
+    return watch._total / watch._times
 
 
 def asked(first: int) -> Any:
@@ -70,7 +88,8 @@ def tracker_of(describe: bool) -> TiersTracker:
 def measure(requests: int, describe: bool) -> tuple[float, float, float, float]:
     """The share, then us a chunk of the scheduler's and the announcer's thread, bytes a block."""
     tracker = tracker_of(describe)
-    telling, managing = Watch(), Watch()
+    idle = TiersTracker(tracker.announcer, ReadyEvents(), describe=False)
+    telling, managing, noting, calling = Watch(), Watch(), Watch(), Watch()
 
     def sink(event: Event) -> None:
         telling.start()
@@ -92,26 +111,28 @@ def measure(requests: int, describe: bool) -> tuple[float, float, float, float]:
         manager.lookup(names[0], context)
         manager.prepare_store(names, context)
         managing.stop()
-        telling.start()
-        for i, name in enumerate(names):
-            tracker.record_store(request, _GROUP, i, name)
-        telling.stop()
+        for one, watch in ((tracker, noting), (idle, calling)):
+            watch.start()
+            for i, name in enumerate(names):
+                one.record_store(request, _GROUP, i, name)
+            watch.stop()
         managing.start()
         manager.complete_store(set(names), context)
         side.finish(context)
         side.step()
         managing.stop()
-        telling.start()
+        noting.start()
         list(tracker.take_events(()))
-        telling.stop()
+        noting.stop()
     tracker.announcer.flush(60.0)
     others = time.process_time() - time.thread_time() - begun
     chunks = requests * BATCH
     narrator = tracker.announcer._narrator
     nbytes = narrator.nbytes / max(1, len(narrator._table))
     tracker.announcer.close(10.0)
-    share = telling.seconds / managing.seconds
-    return share, telling.seconds / chunks * 1e6, others / chunks * 1e6, nbytes
+    told = telling.seconds + noting.seconds - calling.seconds
+    share = told / (managing.seconds - telling.seconds)
+    return share, told / chunks * 1e6, others / chunks * 1e6, nbytes
 
 
 def main() -> None:

@@ -51,7 +51,13 @@ _RESIDENCY = {ChunksStored, ChunksFound, ChunksRemoved, TierReachable}
 class Announcer:
     """A sink of events. After a fault of its own it is silent, and says so in the log."""
 
-    def __init__(self, narrator: Narrator, outlet: Outlet, materialize: Materialize) -> None:
+    def __init__(
+        self, narrator: Narrator, outlet: Outlet, materialize: Materialize, *, values: int = 0
+    ) -> None:
+        """``capture`` takes one value, or ``values`` at once: ``materialize`` gets a tuple of them.
+
+        The latter keeps no object for each chunk, which the garbage collector would count.
+        """
         self.notes = Notes()
         self.wanted = narrator.wanted
         """Chunks that are there without a description."""
@@ -59,7 +65,10 @@ class Announcer:
         self._outlet = outlet
         self._materialize = materialize
         self._captured: deque[Any] = deque()
-        self.capture: Callable[[Any], None] = self._captured.append
+        self._values = values
+        self.capture: Callable[[Any], None] = (
+            self._captured.extend if values else self._captured.append
+        )
         """Take note of what says what a chunk consists of; for one thread, not to be blocked."""
         self._busy = False
         self._seen = 0
@@ -181,6 +190,8 @@ class Announcer:
             waiter.set()
 
     def _describe(self, sources: Iterable[Any]) -> None:
+        if self._values:
+            sources = zip(*[iter(sources)] * self._values, strict=True)
         for count, source in enumerate(sources, start=1):
             try:
                 key, description, expected = self._materialize(source)

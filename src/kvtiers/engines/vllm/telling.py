@@ -53,7 +53,7 @@ _STORED = How.STORED
 """Looking it up in the class costs as much as noting it."""
 
 Source = tuple[Any, Any, int, Key, How]
-"""Request, configuration of the group, place, key. A named tuple would cost twice the time."""
+"""Request, configuration of the group, place, key, and how it was noted."""
 
 
 def materialize(source: Source) -> tuple[Key, Description | None, bool]:
@@ -253,7 +253,7 @@ def build_tracker(
         narrator = _with_side(places, groups, folder, f"{namespace} {dialect}", settings)
     narrator = narrator or Narrator(places, groups, None)
     ready = ReadyEvents()
-    return TiersTracker(Announcer(narrator, ready, materialize), ready, describe=describe)
+    return TiersTracker(Announcer(narrator, ready, materialize, values=5), ready, describe=describe)
 
 
 def _with_side(
