@@ -183,5 +183,9 @@ class RequestContext:
     tier_filter: TierFilter = TierFilter()
     end_of: Callable[[Key], int | None] | None = field(default=None, repr=False, compare=False)
     """Tokens of the prompt up to the end of a chunk; None: nobody knows."""
+    tokens: int | None = None
+    """Of its prompt, if the engine says so."""
+    arrived_at: float | None = None
+    """Seconds since the epoch, if the engine says so."""
     internal: bool = False
     """Asked by ourselves, as for a peer: in no ``LookupsSettled``."""

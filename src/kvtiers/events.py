@@ -58,8 +58,8 @@ class MissReason(StrEnum):
     TIER_DOWN = "tier_down"
     """The tier is left alone after failures, or shut: it was not asked."""
     WINDOW = "window"
-    """It has it, but nothing reads it: of what the model's windows and states need too little is
-    stored, so the prefix that is loaded ends before it."""
+    """It has it, but nothing reads it: the prefix that is loaded ends before it, for want of a
+    chunk there or of what the model's windows and states need."""
     NO_ROOM = "no_room"
     """It has it, but host memory had no room for it."""
     FAILED = "failed"
@@ -159,7 +159,8 @@ class LookupsSettled(NamedTuple):
 
     request_id: str
     asked: int
-    """Chunks, of all groups; of a prefix none after the first that was missing is asked for."""
+    """Chunks, of all groups, of which it was found out where they are: of a prefix hardly any after
+    the first that was missing."""
     found: Mapping[str, int]
     """Chunks by the label of the tier they were found in; host memory's were there already."""
     missed: Mapping[tuple[str, MissReason], int]
@@ -175,6 +176,9 @@ class LookupsSettled(NamedTuple):
     (``ManagerOptions.trace_lookups``) and the engine says where chunks lie."""
     untold: int = 0
     """Chunks that are in no run."""
+    prompt_tokens: int | None = None
+    arrived_at: float | None = None
+    """Seconds since the epoch."""
 
 
 class LookupTimed(NamedTuple):

@@ -95,9 +95,11 @@ class Promotions:
             silent = verdict is not _HIT and verdict is not _MISS
             if silent and self._may_go_on_asking(tier, key, request, now):
                 return self._wait(key, Lookup.RETRY, request, now)
-            if (tier.position, key) not in request.verdicts:
+            mark = (tier.position, key)
+            if mark not in request.verdicts:
                 why = None if verdict is _HIT else _PENDING if silent else tier.why_missed(key)
-                self._resolved(tier, key, request, now, why)
+                request.verdicts[mark] = why
+                self._resolved(tier, key, request, now, verdict is _HIT)
             if verdict is _HIT:
                 return tier
         return _MISS
@@ -217,19 +219,12 @@ class Promotions:
         return False
 
     def _resolved(
-        self,
-        tier: AttachedTier,
-        key: Key,
-        request: Request,
-        now: float,
-        why: MissReason | None,
+        self, tier: AttachedTier, key: Key, request: Request, now: float, hit: bool
     ) -> None:
-        """``why`` it missed; None: it has the chunk."""
-        request.verdicts[tier.position, key] = why
         counts = self._counts[tier]
         counts[0] += 1
-        counts[1] += why is None
-        asked = request.asked.get(key)
+        counts[1] += hit
+        asked = request.asked.get(key) if request.asked else None
         if asked is not None and asked.turn == tier.position - 1 and asked.since is not None:
             request.note_wait(tier.label, now - asked.since)
             self._emit(LookupTimed(tier.label, waited_s=now - asked.since))

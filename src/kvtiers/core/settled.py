@@ -38,7 +38,7 @@ class _Piece(NamedTuple):
     group: int
     first: int
     chunks: int
-    fate: _Fate
+    fate: _Fate | None
     key: Key | None
 
 
@@ -65,7 +65,7 @@ class Settling:
         there = len(request.hits.difference(below)) if below else len(request.hits)
         found, missed = _counted(there, fates)
         runs = self._runs(request, there, fates, loading) if self._traced else ()
-        asked = there + len(below)
+        asked = there + sum(fate is not None for fate in fates.values())
         return LookupsSettled(
             request.context.request_id,
             asked,
@@ -76,12 +76,14 @@ class Settling:
             dict(request.took_s) if request.took_s else _NO_WAIT,
             runs,
             asked - sum(run.chunks for run in runs),
+            request.context.tokens,
+            request.context.arrived_at,
         )
 
-    def _fates(self, request: Request, now: float) -> dict[Key, _Fate]:
-        """By chunk that host memory lacked; equal ones are one object."""
+    def _fates(self, request: Request, now: float) -> dict[Key, _Fate | None]:
+        """By chunk that host memory lacked; equal ones are one object. None: see ``_fate``."""
         filtered = self._filtered(request)
-        known: dict[_Fate, _Fate] = {}
+        known: dict[_Fate | None, _Fate | None] = {}
         fates = {}
         for key in request.below:
             fate = self._fate(key, request, filtered, now)
@@ -96,7 +98,8 @@ class Settling:
 
     def _fate(
         self, key: Key, request: Request, filtered: frozenset[AttachedTier], now: float
-    ) -> _Fate:
+    ) -> _Fate | None:
+        """None: a tier was asked ahead of time, and its answer was not waited for."""
         if key in request.hits:
             source = request.origin.get(key)
             if source is None:
@@ -105,6 +108,8 @@ class Settling:
             return _Fate(source.label, self._misses(key, above, request, filtered, now))
         if request.verdicts.get((0, key)) is MissReason.FAILED:
             return _FAILED
+        if not _waited(request) and any(_still_asked(key, tier, request) for tier in self._tiers):
+            return None
         return _Fate(None, self._misses(key, self._tiers, request, filtered, now))
 
     def _misses(
@@ -122,7 +127,8 @@ class Settling:
             if tier in filtered:
                 misses.append((tier.label, MissReason.FILTERED))
             elif mark not in verdicts:
-                if _still_asked(key, tier, request, now):
+                if _still_asked(key, tier, request):
+                    request.note_wait(tier.label, now - (request.asked[key].since or now))
                     misses.append((tier.label, MissReason.PENDING))
             else:
                 why = verdicts[mark] or _unused(key, tier, request)
@@ -143,7 +149,11 @@ class Settling:
         return {tier: chunks * span for tier, chunks in count.items() if chunks}
 
     def _runs(
-        self, request: Request, there: int, fates: Mapping[Key, _Fate], loading: Sequence[Key]
+        self,
+        request: Request,
+        there: int,
+        fates: Mapping[Key, _Fate | None],
+        loading: Sequence[Key],
     ) -> tuple[Run, ...]:
         if request.context.end_of is None:
             return ()
@@ -172,7 +182,7 @@ class Settling:
         if left > 0:
             yield _Piece(begin.group, at, left, _THERE, key)
 
-    def _piece(self, key: Key, fate: _Fate, request: Request) -> _Piece | None:
+    def _piece(self, key: Key, fate: _Fate | None, request: Request) -> _Piece | None:
         assert request.context.end_of is not None
         end, group = request.context.end_of(key), key_group(key)
         span = self._spans.get(group)
@@ -185,7 +195,7 @@ _FAILED = _Fate(None, ((PRIMARY, MissReason.FAILED),))
 
 
 def _counted(
-    there: int, fates: Mapping[Key, _Fate]
+    there: int, fates: Mapping[Key, _Fate | None]
 ) -> tuple[Mapping[str, int], Mapping[tuple[str, MissReason], int]]:
     """Chunks found, by tier, and misses, by tier and reason."""
     found = {PRIMARY: there} if there else {}
@@ -193,6 +203,8 @@ def _counted(
         return found, _NO_MISS
     missed: dict[tuple[str, MissReason], int] = {}
     for fate, count in Counter(fates.values()).items():
+        if fate is None:
+            continue
         if fate.source is not None:
             found[fate.source] = found.get(fate.source, 0) + count
         for miss in fate.misses:
@@ -200,27 +212,30 @@ def _counted(
     return found, missed
 
 
-def _still_asked(key: Key, tier: AttachedTier, request: Request, now: float) -> bool:
+def _waited(request: Request) -> bool:
+    """Whether it ended while it still waited; else it did not have to wait for what is missing."""
+    return request.gave_up or request.finished
+
+
+def _still_asked(key: Key, tier: AttachedTier, request: Request) -> bool:
     """Whether the tier was asked and has said nothing."""
     asked = request.asked.get(key)
-    if asked is None or asked.turn != tier.position - 1 or asked.since is None:
-        return False
-    request.note_wait(tier.label, now - asked.since)
-    return True
+    turn = tier.position - 1
+    silent = asked is not None and asked.turn == turn and asked.since is not None
+    return silent and (tier.position, key) not in request.verdicts
 
 
 def _unused(key: Key, tier: AttachedTier, request: Request) -> MissReason:
     """Why a chunk that the tier has did not come."""
-    given_up = request.gave_up or request.finished
-    if given_up or request.origin.get(key) is tier:
-        return MissReason.PENDING
-    return MissReason.WINDOW
+    return MissReason.PENDING if _waited(request) else MissReason.WINDOW
 
 
 def _joined(pieces: Sequence[_Piece]) -> tuple[Run, ...]:
     """Pieces in order, those that follow each other with one fate as one; the first of them."""
     runs: list[Run] = []
     for group, first, chunks, fate, key in pieces:
+        if fate is None:
+            continue
         last = runs[-1] if runs else None
         if (
             last is not None

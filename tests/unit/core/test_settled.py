@@ -201,6 +201,27 @@ def test_what_is_looked_at_and_not_brought_up_is_beyond_a_window() -> None:
     assert settled(world).missed == {ABSENT: 1, ("1:disk", MissReason.WINDOW): 1}
 
 
+def test_what_was_asked_ahead_of_time_and_not_waited_for_is_no_miss() -> None:
+    tier = ScriptedTier("slow", holds=keys(3))
+    tier.verdicts = {key(1): Lookup.RETRY, key(2): Lookup.RETRY}
+    world = World(tiers=[tier], groups=GROUPS[:1], trace_lookups=True)
+    request = world.request(end_of=ends(*range(1, 5)))
+    world.stored(keys(4))
+    world.lookup(keys(1, 2, 3, 4), request)
+    world.step()
+    tier.verdicts[key(1)] = Lookup.MISS
+    assert world.lookup(keys(1), request) == [Lookup.MISS]
+    world.manager.on_request_scheduled(request)
+    event = settled(world)
+    assert event.asked == 3, "nothing is known of the second, and nothing depends on it"
+    assert event.missed == {
+        ABSENT: 2,
+        ("1:slow", MissReason.ABSENT): 1,
+        ("1:slow", MissReason.WINDOW): 1,
+    }
+    assert [(run.first, run.source) for run in event.runs] == [(0, None), (2, None), (3, PRIMARY)]
+
+
 def test_after_a_failed_load_host_memory_failed() -> None:
     world = World(tiers=[ScriptedTier("disk", holds=keys(1))])
     world.stored(keys(1))
