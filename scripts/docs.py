@@ -65,6 +65,7 @@ def laws(family: type[Laws]) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "config": config.describe,
+    "config-observe": config.describe_observe,
     "runner": lambda: tier_options(RunnerOptions),
     **{
         f"tier-{name}": lambda tier=tier: tier_options(

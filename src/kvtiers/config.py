@@ -6,6 +6,7 @@ keep their names and meaning; those without effect here are accepted and listed 
 """
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,12 @@ _WORDING = Wording(
     others="the keys are {known}",
     missing=f"{{key}} is missing from {WHERE}; set it to {{expects}}",
     unfit=f"{{key}} in {WHERE} must be {{expects}}, not {{value}}",
+)
+_IN_OBSERVE = dataclasses.replace(
+    _WORDING,
+    unknown=f"unknown key {{key!r}} in observe of {WHERE}; {{hint}}",
+    missing=f"{{key}} is missing from observe of {WHERE}; set it to {{expects}}",
+    unfit=f"{{key}} in observe of {WHERE} must be {{expects}}, not {{value}}",
 )
 
 
@@ -100,6 +107,53 @@ def _tier(name: str, entry: Any) -> TierSpec:
 
 
 _TIERS = Reader("a list of mappings, each with a 'type'", _tiers)
+_PORT = Reader("a port number, 0 to 65535", where(whole, lambda n: 0 <= n <= 65535))
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
+        raise Unfit
+    return tuple(value)
+
+
+_NAMES = Reader("a list of host names", _names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveConfig:
+    """Where this engine can be looked at; see :func:`describe_observe`."""
+
+    port: int = option(
+        _PORT,
+        "Where the observer listens, plus the index of a data-parallel engine; 0: any free port,"
+        " which the log says.",
+    )
+    host: str = option(
+        _TEXT,
+        "The address it listens at. Whoever reaches it can read what is shown, which is no"
+        " prompt's text, and change nothing.",
+        "127.0.0.1",
+    )
+    names: tuple[str, ...] = option(
+        _NAMES,
+        "Names by which it may be called besides addresses, `localhost` and `host`.",
+        (),
+    )
+    max_requests: int = option(_COUNT, "How many requests are remembered, in 4 MiB at most.", 1000)
+
+
+_OBSERVE_OPTIONS: Mapping[str, Option] = options_of(ObserveConfig)
+
+
+def _observe(value: Any) -> ObserveConfig:
+    if not isinstance(value, Mapping):
+        raise Unfit
+    given = {key: v for key, v in value.items() if v is not None}
+    refuse_unknown(value, _OBSERVE_OPTIONS, _IN_OBSERVE)
+    return ObserveConfig(**read_options(_OBSERVE_OPTIONS, given, _IN_OBSERVE))
+
+
+_OBSERVE = Reader("a mapping with a `port`", _observe)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +235,11 @@ class KVTiersConfig:
     )
     warm_manifest: str | None = option(
         _TEXT, "A hot list, which `kvtiers warm` wrote: its chunks are promoted at the start.", None
+    )
+    observe: ObserveConfig | None = option(  # noqa: RUF009 - a frozen class, as all of these
+        _OBSERVE,
+        "A small read-only HTTP server that shows this engine; see docs/observe.md.",
+        None,
     )
     region_directory: str = option(
         _FOLDER, "The folder, in memory, of the file that workers and scheduler share.", "/dev/shm"
@@ -286,6 +345,11 @@ def check_policy_name(name: str, module_path: str | None) -> None:
     if near is not None:
         hint = f"did you mean {near!r}?"
     raise ConfigError(f"unknown eviction_policy {name!r} in {WHERE}; {hint}", key="eviction_policy")
+
+
+def describe_observe() -> str:
+    """The keys of ``observe`` as a markdown table."""
+    return table(_OBSERVE_OPTIONS.values())
 
 
 def describe() -> str:

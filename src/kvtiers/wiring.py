@@ -64,7 +64,7 @@ def wire(
         layout=layout,
         view=lambda slot, nbytes, writable: region.view(slot, nbytes, writable=writable),
         tiers=tiers,
-        sink=metrics if listen is None else _both(metrics, listen),
+        sink=metrics if listen is None else both(metrics, listen),
         options=_options(config),
     )
     if hot:
@@ -153,10 +153,13 @@ def _options(config: KVTiersConfig) -> ManagerOptions:
         cascade_max_pinned_fraction=config.cascade_max_pinned_fraction,
         store_threshold=config.store_threshold,
         max_tracker_size=config.max_tracker_size,
+        trace_lookups=config.observe is not None,
     )
 
 
-def _both(first: Sink, second: Sink) -> Sink:
+def both(first: Sink, second: Sink) -> Sink:
+    """A sink that passes every event on to two."""
+
     def sink(event: Event) -> None:
         first(event)
         second(event)

@@ -77,7 +77,7 @@ def test_every_key_is_read() -> None:
     read = {key: getattr(config, key) for key in extra}
     assert read == {**extra, "secondary_tiers": (TierSpec("memory", None, {}),)}
     names = {f.name for f in dataclasses.fields(KVTiersConfig)}
-    assert names - set(extra) == {"block_size", "ignored"}
+    assert names - set(extra) == {"block_size", "ignored", "observe"}
 
 
 def test_the_result_is_frozen_and_travels_between_processes() -> None:

@@ -6,7 +6,7 @@ seconds and comes from the caller. All calls come from one thread.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -370,6 +370,11 @@ class TieringManager:
         finally:
             for tier in self.tiers:
                 tier.shutdown(max(0.1, until - clock()))
+
+    @property
+    def ready(self) -> Container[Key]:
+        """Chunks whose bytes are whole in host memory. To look at, on any thread."""
+        return self._ready
 
     @property
     def use(self) -> HostUse:

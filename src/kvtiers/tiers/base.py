@@ -302,6 +302,22 @@ class ExplainsMisses(Protocol):
 
 
 @runtime_checkable
+class Peeks(Protocol):
+    """Optional: a tier that people can ask what it has, beside its work. Any thread, at any time.
+
+    Neither method changes anything.
+    """
+
+    def peek(self, keys: Sequence[Key]) -> list[Lookup | MissReason]:
+        """HIT for what is there, why the others would be a MISS now, or RETRY: not known without
+        asking. Must not block.
+        """
+
+    def ask_store(self, keys: Sequence[Key]) -> list[bool] | KVTiersError:
+        """Whether each is there, from whoever knows for sure. May block."""
+
+
+@runtime_checkable
 class EmitsEvents(Protocol):
     """Optional: a tier that reports what it holds."""
 

@@ -159,6 +159,25 @@ class StoreTier:
             return MissReason.CORRUPT
         return MissReason.PENDING if key in self._asking else MissReason.ABSENT
 
+    def peek(self, keys: Sequence[Key]) -> list[Lookup | MissReason]:
+        """What a lookup would say now, without a trace of having asked. Any thread."""
+        now = self._clock()
+        if self._closed or self._breaker.is_out(now):
+            return [MissReason.TIER_DOWN] * len(keys)
+        if self.store.capabilities.instant:
+            return [Lookup.RETRY] * len(keys)
+        return [self._glimpse(key, now) for key in keys]
+
+    def _glimpse(self, key: Key, now: float) -> Lookup | MissReason:
+        known = self._presence.find(key, now)
+        if known is None:
+            return Lookup.RETRY
+        return Lookup.HIT if known else self.why_missed(key)
+
+    def ask_store(self, keys: Sequence[Key]) -> list[bool] | KVTiersError:
+        """Ask the store itself, on the caller's thread. May block."""
+        return ask(self.store, keys)
+
     def on_schedule_end(self) -> None:
         """Send what lookups gathered in this step, batched."""
         self._take_notes()

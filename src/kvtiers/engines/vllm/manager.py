@@ -35,6 +35,7 @@ from kvtiers.engines.vllm.events import KVEvents
 from kvtiers.engines.vllm.handover import Handover
 from kvtiers.engines.vllm.metrics import StatsExporter
 from kvtiers.events import PRIMARY, LookupTimed, Sink
+from kvtiers.observe.server import Observer
 
 logger = logging.getLogger("kvtiers")
 
@@ -95,6 +96,8 @@ class VllmManager(OffloadingManager):
         self.core = core
         self.handover = Handover(None)
         """For peers, if there are any."""
+        self.observer: Observer | None = None
+        """Ends with this."""
         self.inert = False
         self._clock = clock
         self._stats = stats
@@ -237,6 +240,12 @@ class VllmManager(OffloadingManager):
 
     # -- what vLLM's interface cannot say, for our own connector ----------------------------------
 
+    def note_prompt(self, req_id: str, tokens: int, arrived_at: float) -> None:
+        """How long the prompt of a new request is, and when it came (seconds since the epoch)."""
+        request = self.core.request(req_id)
+        if request is not None:
+            request.context.tokens, request.context.arrived_at = tokens, arrived_at
+
     def note_failed_store(self, keys: Iterable[OffloadKey]) -> None:
         """The copies of these chunks failed on some worker; ``complete_store`` follows."""
         self._failed_stores.update(cast(Iterable[Key], keys))
@@ -331,6 +340,8 @@ class VllmManager(OffloadingManager):
             self.core.shutdown(deadline_s, self._clock)
         except Exception:
             logger.exception("kvtiers did not shut down with grace")
+        if self.observer is not None:
+            self.observer.close()
         self._on_shutdown()
 
     def check(self) -> None:

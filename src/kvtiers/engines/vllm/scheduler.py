@@ -88,6 +88,7 @@ class KVTiersScheduler(PlanningScheduler):
         """Open the books of a request, before it is scheduled."""
         self._fenced(self._keep_block_size)
         super().on_new_request(request)
+        self._fenced(self._note_prompt, request)
         if self._own_link is not None:
             status = self._req_status[request.request_id]
             self._req_status[request.request_id] = OwnKeyedState(
@@ -220,6 +221,11 @@ class KVTiersScheduler(PlanningScheduler):
             call(*args)
         except Exception:  # the fence: a bug of ours must not end the engine
             self.manager.become_inert(call.__name__)
+
+    def _note_prompt(self, request: Any) -> None:
+        """Who asks why it missed will want to know."""
+        tokens, arrived_at = request.num_prompt_tokens, request.arrival_time
+        self.manager.note_prompt(request.request_id, tokens, arrived_at)
 
     def _note_failures(self, meta: WorkerMetadata) -> None:
         for job_id in meta.failed_jobs:

@@ -53,9 +53,10 @@ from kvtiers.events import PRIMARY, tier_label
 from kvtiers.host.region import Region, check_capacity, sweep
 from kvtiers.host.slabs import SizeClasses, slab_bytes_for
 from kvtiers.kvevents.spans import Place
+from kvtiers.observe.assemble import Observed, recorder_of, start_observer
 from kvtiers.observe.gauges import Gauges
 from kvtiers.tiers.base import SecondaryTierManager
-from kvtiers.wiring import wire
+from kvtiers.wiring import both, wire
 
 
 class KVTiersSpec(OffloadingSpec):
@@ -230,7 +231,9 @@ class KVTiersSpec(OffloadingSpec):
         if settings.secondary_tiers:
             region.touch_ahead()  # their lanes read and write it in this process
         replica = self.config.parallel.data_parallel_index
-        wired = wire(settings, region, record.layout, namespace, listen=events, replica=replica)
+        recorder = recorder_of(settings.observe)
+        listen = events if recorder is None else both(events, recorder)
+        wired = wire(settings, region, record.layout, namespace, listen=listen, replica=replica)
         events.places = {PRIMARY: HOST, **_places(settings, wired.tiers)}
         self._report(region, record, namespace, wired.manager)
         core = wired.manager
@@ -245,6 +248,18 @@ class KVTiersSpec(OffloadingSpec):
             shutdown_deadline_s=settings.shutdown_deadline_s,
         )
         manager.handover = Handover(wired.peers)
+        if settings.observe is not None and recorder is not None:
+            observed = Observed(
+                model=self.config.model.name,
+                namespace=namespace,
+                layout=record.layout,
+                replica=replica,
+                manager=core,
+                metrics=wired.metrics,
+                gauges=gauges,
+                inert=lambda: manager.inert,
+            )
+            manager.observer = start_observer(settings.observe, observed, recorder)
         return manager
 
     def _namespace(self, record: RegionRecord) -> Namespace:
