@@ -59,6 +59,7 @@ COMMANDS = (
     _command(
         "keys", "a key pair for engines that exchange chunks", "new ~/.config/kvtiers-p2p.key"
     ),
+    _command("why", "why did this request miss?", "cmpl-4f1c --at http://127.0.0.1:9810"),
     _command(
         "proxy",
         "a front for engines that run prefill and decode apart, or share prefixes",

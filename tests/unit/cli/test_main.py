@@ -23,7 +23,7 @@ from tests.unit.cli.cli_kit import (
     write_json,
 )
 
-ALONE = ["proxy", "index", "top", "dashboard", "demo"]
+ALONE = ["why", "proxy", "index", "top", "dashboard", "demo"]
 """Commands that need more than a tier, or none: tested on their own."""
 CONFIG = '{"cpu_bytes_to_use": 4194304}'
 
