@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvtiers.demo.server import free_port
 from tests.vllm import checkpoints
 from tests.vllm.offloading import CHUNK_BYTES, disk, offload
 from tests.vllm.serving import Server, serving
@@ -24,8 +25,10 @@ others were asked for."""
 class Engine:
     """The server, and what it is asked."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, observer: str) -> None:
         self.port = server.port
+        self.observer = observer
+        """Address of the page."""
         self._server = server
         self._newest = itertools.count(max(BACK))
 
@@ -41,7 +44,8 @@ def running(folder: Path) -> Iterator[Engine]:
     """One with a folder below host memory, in ``folder`` as all it writes."""
     model = checkpoints.build("llama", folder / "model")
     tier = disk(folder / "kv", capacity_bytes=DISK_BYTES)
-    transfer = offload(HOST_BYTES, secondary_tiers=[tier])
+    port = free_port()
+    transfer = offload(HOST_BYTES, secondary_tiers=[tier], observe={"port": port})
     options = ("--max-model-len", "1536", "--num-gpu-blocks-override", "13")
     with serving(model, transfer, folder / "log", *options) as server:
-        yield Engine(server)
+        yield Engine(server, f"http://127.0.0.1:{port}/")
