@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvtiers.chunks import Lookup, RequestContext, make_key
 from kvtiers.errors import Kind, KVTiersError, Retry
-from kvtiers.events import ChunksStored, Reason
+from kvtiers.events import ChunksRemoved, Reason, TierReachable
 from kvtiers.testing import ManualClock, content
 from kvtiers.tiers import runner
-from kvtiers.tiers.base import Capabilities, Entry, Job, JobKind, JobOutcome
+from kvtiers.tiers.base import Capabilities, Circuit, Entry, Job, JobKind, JobOutcome
 from kvtiers.tiers.lanes import Inbox
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.runner import StoreTier, TierIdentity
@@ -194,6 +194,8 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def end_step(self):
         self.tier.on_schedule_end()
+        if self.tier.standing().circuit is Circuit.OPEN:
+            self.asked.clear()  # nothing is asked of it: what was gathered is a miss
 
     @rule(keys=some_keys)
     def cascade(self, keys):
@@ -255,7 +257,9 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def take_events(self):
         for event in self.tier.take_events():
-            change = 1 if isinstance(event, ChunksStored) else -1
+            if isinstance(event, TierReachable):
+                continue
+            change = -1 if isinstance(event, ChunksRemoved) else 1
             for key in event.keys:
                 self.replayed[key] += change
                 (self.said_stored.add if change == 1 else self.said_stored.discard)(key)
