@@ -44,6 +44,13 @@ class Reason(StrEnum):
     THRESHOLD = "threshold"
 
 
+class Direction(StrEnum):
+    """Which way chunks go between this engine and others."""
+
+    IN = "in"
+    OUT = "out"
+
+
 class MissReason(StrEnum):
     """Why a tier did not give a request a chunk that it was asked for."""
 
@@ -224,6 +231,15 @@ class ChunksCopied(NamedTuple):
     answered to the same end."""
 
 
+class ChunksExchanged(NamedTuple):
+    """``chunks`` came whole from other engines by ``tier``, or went out to them, since the last."""
+
+    tier: str
+    direction: Direction
+    chunks: int
+    bytes: int
+
+
 class CopiesFailed(NamedTuple):
     """``chunks`` could not be copied between host memory and accelerator."""
 
@@ -275,6 +291,7 @@ Event = (
     | TransferStarted
     | TransferFinished
     | ChunksCopied
+    | ChunksExchanged
     | CopiesFailed
     | EventsTold
     | DescriptionsDropped

@@ -33,8 +33,7 @@ NOTHING_TO_SHOW = {
 MAY_BE_ZERO = {"Jobs in flight", "Waiting for a tier", "Tiers left alone"}
 """Gauges that are zero at rest."""
 AWAITED = {
-    *("vllm:kvtiers_events_emitted", "vllm:kvtiers_events_dropped"),
-    *("vllm:kvtiers_event_queue_bytes", "vllm:kvtiers_peers", "vllm:kvtiers_peer_bytes"),
+    "vllm:kvtiers_event_queue_bytes",
 }
 """Names that the table of metrics does not have yet; each goes from here when it has it."""
 

@@ -13,9 +13,11 @@ from kvtiers.chunks import Key, Lookup, OffloadPolicy, RequestContext
 from kvtiers.errors import KVTiersError
 from kvtiers.events import (
     ChunksDeclined,
+    ChunksExchanged,
     ChunksFound,
     ChunksRemoved,
     ChunksStored,
+    Direction,
     Event,
     Hop,
     MissReason,
@@ -33,8 +35,10 @@ from kvtiers.tiers.base import (
     Job,
     JobOutcome,
     JobReleased,
+    KnowsPeers,
     KnowsStanding,
     KnowsUsage,
+    Peers,
     SecondaryTierManager,
     Standing,
     TakesCascades,
@@ -47,6 +51,11 @@ T = TypeVar("T")
 
 _VERDICTS = frozenset(Lookup)
 _ABSENT = MissReason.ABSENT
+_OF_TIERS = (
+    *(ChunksStored, ChunksFound, ChunksRemoved),
+    *(ChunksDeclined, ChunksExchanged, TierReachable),
+)
+"""Events that a tier may report."""
 
 FAULTS_TO_FENCE = 3
 FENCE_S = 30.0
@@ -70,6 +79,7 @@ class AttachedTier:
         self._usage = tier if isinstance(tier, KnowsUsage) else None
         self._explains = tier if isinstance(tier, ExplainsMisses) else None
         self._standing = tier if isinstance(tier, KnowsStanding) else None
+        self._peers = tier if isinstance(tier, KnowsPeers) else None
         self.now = 0.0
         """Monotonic seconds of the present step."""
         self._faults: dict[str, int] = {}
@@ -134,6 +144,12 @@ class AttachedTier:
         said = nothing if hook is None else self._guard("standing", hook.standing, nothing)
         standing = said if isinstance(said, Standing) else nothing
         return standing._replace(circuit=Circuit.OPEN) if self._fenced else standing
+
+    def peers(self) -> Peers | None:
+        """Whom the tier says that it deals with, if it does with anybody."""
+        hook = self._peers
+        peers = None if hook is None else self._guard("peers", hook.peers, None)
+        return peers if isinstance(peers, Peers) else None
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Pass on that these chunks were used."""
@@ -261,17 +277,16 @@ def _are_sound_events(events: object) -> bool:
 
 
 def _is_sound_event(event: object) -> bool:
-    if not isinstance(
-        event, ChunksStored | ChunksFound | ChunksRemoved | ChunksDeclined | TierReachable
-    ):
-        return False
-    if not isinstance(event.tier, str):
+    if not isinstance(event, _OF_TIERS) or not isinstance(event.tier, str):
         return False
     if isinstance(event, TierReachable):
         return isinstance(event.reachable, bool)
     if isinstance(event, ChunksDeclined):
         known = isinstance(event.hop, Hop) and isinstance(event.reason, Reason)
         return known and isinstance(event.chunks, int) and event.chunks >= 0
+    if isinstance(event, ChunksExchanged):
+        known = isinstance(event.direction, Direction)
+        return known and _is_amount(event.chunks) and _is_amount(event.bytes)
     if isinstance(event, ChunksRemoved) and not isinstance(event.reason, Reason):
         return False
     return isinstance(event.keys, tuple | list) and _are_keys(event.keys)

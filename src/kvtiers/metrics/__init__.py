@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kvtiers.events import (
     ChunksCopied,
     ChunksDeclined,
+    ChunksExchanged,
     ChunksGenerated,
     ChunksPrompted,
     ChunksRemoved,
@@ -63,8 +64,8 @@ class Metrics:
     Counters (labels): ``lookups``, ``hits`` (tier); ``stored``, ``removed`` (tier[, reason]);
     ``declined`` (hop, tier, reason); ``jobs_failed``, ``chunks_failed`` (hop, tier, reason);
     ``misses`` (tier, reason); ``loaded_tokens`` (tier); ``bytes``, ``seconds`` (hop, tier);
-    ``copied`` (hop); ``warmed_up`` (outcome); ``told`` (type, medium); ``untold``, ``prompted``,
-    ``saved_seconds`` (). Observations:
+    ``copied`` (hop); ``peer_chunks``, ``peer_bytes`` (direction); ``warmed_up`` (outcome);
+    ``told`` (type, medium); ``untold``, ``prompted``, ``saved_seconds`` (). Observations:
     ``lookup_seconds``, ``lookup_waited_seconds``, ``promote_seconds``, ``cascade_seconds``,
     ``evicted_age`` (tier); ``store_offered``, ``store_seconds``, ``load_seconds``,
     ``request_wait_seconds``, ``reuse_distance`` (). ``active`` (hop, tier): jobs and chunks in
@@ -118,6 +119,7 @@ class Metrics:
             TransferStarted: self._started,
             TransferFinished: self._finished,
             ChunksCopied: self._copied,
+            ChunksExchanged: self._exchanged,
             CopiesFailed: self._copies_failed,
             EventsTold: self._told,
             DescriptionsDropped: self._dropped,
@@ -257,6 +259,10 @@ class Metrics:
         self._observe(_SECONDS[e.hop], (), e.seconds)
         if e.waited_s is not None:
             self._observe("request_wait_seconds", (), e.waited_s)
+
+    def _exchanged(self, e: ChunksExchanged) -> None:
+        self._counts["peer_chunks"][(e.direction,)] += e.chunks
+        self._counts["peer_bytes"][(e.direction,)] += e.bytes
 
     def _copies_failed(self, e: CopiesFailed) -> None:
         self._counts["chunks_failed"][(e.hop, e.tier, "failed")] += e.chunks

@@ -99,6 +99,7 @@ QUEUE_JOBS = _OURS + "queue_jobs"
 QUEUE_BYTES = _OURS + "queue_bytes"
 DISTINCT = _OURS + "distinct_chunks"
 TIER_STATE = _OURS + "tier_state"
+PEERS = _OURS + "peers"
 
 _UPSTREAM = (
     _counter(_TIERING + "chunk_queries", "lookups", "Chunk lookups a tier resolved.", "tier"),
@@ -328,6 +329,23 @@ _NEW = (
         "warmed_up",
         "Chunks of the hot list: promoted, missing, or not_asked for want of room or time.",
         "outcome",
+    ),
+    _counter(
+        _OURS + "peer_chunks",
+        "peer_chunks",
+        "Chunks that came whole from other engines (in), and that went out to them (out).",
+        "direction",
+    ),
+    _counter(
+        _OURS + "peer_bytes",
+        "peer_bytes",
+        "Bytes of chunks that came whole from other engines (in), and that went out to them (out).",
+        "direction",
+    ),
+    _gauge(
+        PEERS,
+        "Other engines: connected, dialling, left_alone after failures, idle; served: that ask us.",
+        "state",
     ),
     _gauge(HOST_BYTES, "Bytes of host memory: capacity, resident, pinned, filling.", "state"),
     _gauge(

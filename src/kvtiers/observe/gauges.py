@@ -4,7 +4,7 @@ They are read on the thread that owns the manager, now and then, and may be look
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from kvtiers.events import Hop
 from kvtiers.host.parts import HostUse
 from kvtiers.metrics import Metrics, names
 from kvtiers.metrics.names import Labels
-from kvtiers.tiers.base import Standing, Usage
+from kvtiers.tiers.base import Peers, Standing, Usage
 
 INTERVAL_S = 0.1
 """How often gauges in motion are read; nobody scrapes them more often than that."""
@@ -47,6 +47,9 @@ class LabelledTier(Protocol):
 
     def standing(self) -> Standing:
         """What it is doing."""
+
+    def peers(self) -> Peers | None:
+        """Other engines, if it deals with any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +129,17 @@ class Gauges:
             )
             for name, value in zip(_OF_TIERS, values, strict=True):
                 found[name, label] = value
+            for state, count in self._of_peers(tier):
+                key = names.PEERS, (state,)
+                found[key] = found.get(key, 0) + count
             for state, size in zip(_TIER_STATES, tier.usage() or _NOT_KNOWN, strict=True):
                 if size is not None:
                     found[names.TIER_BYTES, (tier.label, state)] = size
         return found
+
+    def _of_peers(self, tier: LabelledTier) -> Iterable[tuple[str, int]]:
+        peers = tier.peers()
+        return () if peers is None else peers._asdict().items()
 
     def _of_others(self) -> dict[tuple[str, Labels], float]:
         read: list[tuple[str, Labels, float | None]]

@@ -177,6 +177,29 @@ class KnowsStanding(Protocol):
         """Asked on the scheduler thread; must not block."""
 
 
+class Peers(NamedTuple):
+    """How many other engines a tier knows, by what it has to do with them now."""
+
+    connected: int
+    """They are asked, and answer."""
+    dialling: int
+    """They are about to be asked."""
+    left_alone: int
+    """They are not asked after they failed."""
+    idle: int
+    """They were asked, and are nothing to us now."""
+    served: int
+    """They ask us; one may be among the others too."""
+
+
+@runtime_checkable
+class KnowsPeers(Protocol):
+    """Optional: a tier that deals with other engines, for people."""
+
+    def peers(self) -> Peers:
+        """Asked on the scheduler thread; must not block."""
+
+
 class JobKind(Enum):
     """Direction of a job, seen from host memory."""
 

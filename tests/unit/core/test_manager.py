@@ -6,7 +6,15 @@ import pytest
 from kvtiers.chunks import Lookup
 from kvtiers.core.load import NO_SLOT
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.events import ChunksDeclined, ChunksRemoved, ChunksStored, Hop, Reason
+from kvtiers.events import (
+    ChunksDeclined,
+    ChunksExchanged,
+    ChunksRemoved,
+    ChunksStored,
+    Direction,
+    Hop,
+    Reason,
+)
 from kvtiers.tiers.base import JobOutcome, JobReleased
 from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
@@ -217,6 +225,8 @@ def test_a_job_that_a_tier_never_reports_is_failed_by_the_core() -> None:
         ("take_events", [ChunksDeclined(Hop.CASCADE, "1:bad", -3, Reason.EVICTED)]),
         ("take_events", [ChunksDeclined([], "1:bad", 3, Reason.EVICTED)]),  # type: ignore[arg-type]
         ("take_events", [ChunksRemoved("1:bad", (), "vanished")]),  # type: ignore[arg-type]
+        ("take_events", [ChunksExchanged("1:bad", Direction.IN, -1, 0)]),
+        ("take_events", [ChunksExchanged("1:bad", "up", 1, 4)]),  # type: ignore[arg-type]
         ("take_events", None),
         ("take_events", ["stored"]),
     ],

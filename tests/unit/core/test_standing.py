@@ -1,15 +1,19 @@
 """What gauges say of tiers, as the core knows it."""
 
 from kvtiers.core.attached import FAULTS_TO_FENCE, AttachedTier
-from kvtiers.tiers.base import Circuit, Standing
+from kvtiers.tiers.base import Circuit, Peers, Standing
 from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
 
 class SayingTier(ScriptedTier):
     says: object = Standing(Circuit.TRIAL, 2, 4096)
+    knows: object = Peers(1, 2, 3, 4, 5)
 
     def standing(self) -> object:
         return self.says
+
+    def peers(self) -> object:
+        return self.knows
 
 
 def test_a_tier_says_it_and_one_that_does_not_is_in_use() -> None:
@@ -21,6 +25,14 @@ def test_what_is_no_standing_is_none() -> None:
     tier = SayingTier()
     tier.says = "fine"
     assert AttachedTier(tier, 1).standing() == Standing(Circuit.CLOSED, 0, 0)  # type: ignore[arg-type]
+
+
+def test_a_tier_says_whom_it_knows_and_one_that_does_not_knows_nobody() -> None:
+    tier = SayingTier()
+    assert AttachedTier(tier, 1).peers() == Peers(1, 2, 3, 4, 5)  # type: ignore[arg-type]
+    tier.knows = {"connected": 1}
+    assert AttachedTier(tier, 1).peers() is None  # type: ignore[arg-type]
+    assert AttachedTier(ScriptedTier(), 1).peers() is None
 
 
 def test_a_fenced_tier_is_left_alone_whatever_it_says() -> None:

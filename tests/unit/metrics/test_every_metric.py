@@ -8,9 +8,11 @@ from kvtiers.errors import Kind
 from kvtiers.events import (
     PRIMARY,
     ChunksDeclined,
+    ChunksExchanged,
     ChunksRemoved,
     CopiesFailed,
     DescriptionsDropped,
+    Direction,
     Event,
     EventsTold,
     Hop,
@@ -23,7 +25,7 @@ from kvtiers.metrics import Metrics
 from kvtiers.metrics.names import BY_NAME
 from kvtiers.metrics.names import Kind as MetricKind
 from kvtiers.observe.gauges import Gauges
-from kvtiers.tiers.base import Usage
+from kvtiers.tiers.base import Peers, Usage
 from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 from tests.unit.metrics.test_distinct import digests
 
@@ -33,6 +35,9 @@ LABEL = "1:scripted"
 class Bounded(ScriptedTier):
     def usage(self) -> Usage:
         return Usage(1, 2, 1)
+
+    def peers(self) -> Peers:
+        return Peers(1, 0, 0, 0, 0)
 
 
 def up_and_down() -> World:
@@ -74,6 +79,7 @@ def seldom() -> Iterator[Event]:
     yield EventsTold("BlockStored", "STORAGE", 2)
     yield DescriptionsDropped(3)
     yield WarmedUp(promoted=1, missing=1, not_asked=1)
+    yield ChunksExchanged(LABEL, Direction.OUT, 2, 8192)
     yield CopiesFailed(Hop.LOAD, PRIMARY, 1)
     yield ChunksRemoved(LABEL, (make_key(b"x", 0),), Reason.CORRUPT)
     yield ChunksDeclined(Hop.STORE, PRIMARY, 1, Reason.THRESHOLD)

@@ -3,7 +3,7 @@ import pytest
 from kvtiers.events import Hop, TransferStarted
 from kvtiers.metrics import Metrics, names
 from kvtiers.observe.gauges import INTERVAL_S, Gauges
-from kvtiers.tiers.base import Circuit, Standing, Usage
+from kvtiers.tiers.base import Circuit, Peers, Standing, Usage
 from tests.unit.observe.observe_kit import BUSY, REST, Tier
 
 
@@ -26,6 +26,24 @@ def test_a_tier_says_what_it_does() -> None:
     assert of_tier[names.BACKLOG] == 9
     assert gauges.values[names.TIER_BYTES, ("1:fs", "resident")] == 5
     gauges.check()
+
+
+def test_peers_of_all_tiers_are_added_up_and_none_where_nobody_has_any() -> None:
+    tiers = [Tier("1:p2p", knows=Peers(1, 2, 0, 0, 3)), Tier("2:fs"), Tier("3:p2p")]
+    gauges = Gauges(Metrics(), tiers, 100)
+
+    def peers() -> dict[str, float]:
+        return {labels[0]: v for (name, labels), v in gauges.values.items() if name == names.PEERS}
+
+    gauges.refresh(REST, 0.0)
+    whole = {"connected": 1, "dialling": 2, "left_alone": 0, "idle": 0, "served": 3}
+    assert peers() == whole
+    tiers[2].knows = Peers(1, 0, 1, 0, 0)
+    gauges.refresh(REST, INTERVAL_S)
+    assert peers() == {**whole, "connected": 2, "left_alone": 1}
+    tiers[0].knows = tiers[2].knows = None
+    gauges.refresh(REST, 2 * INTERVAL_S)
+    assert peers() == {}
 
 
 def test_chunks_in_flight_take_their_average_part_of_host_memory() -> None:

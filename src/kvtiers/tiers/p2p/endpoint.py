@@ -5,13 +5,14 @@ deadline.
 """
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import zmq
 
 from kvtiers.errors import ConfigError, Kind
+from kvtiers.tiers.base import Peers
 from kvtiers.tiers.lanes import StartThread
 from kvtiers.tiers.options import bad_option, require
 from kvtiers.tiers.p2p.guests import Guests
@@ -26,13 +27,14 @@ from kvtiers.tiers.p2p.notes import (
     Load,
     Loaded,
     Local,
+    Moved,
     Over,
     ToServing,
     ToTier,
 )
 from kvtiers.tiers.p2p.options import P2POptions
 from kvtiers.tiers.p2p.parent import Parent
-from kvtiers.tiers.p2p.peer import Peer
+from kvtiers.tiers.p2p.peer import Peer, Standing
 from kvtiers.tiers.p2p.protocol import Code, Verdict
 from kvtiers.tiers.p2p.roles import Source
 from kvtiers.tiers.p2p.security import Doorkeeper, bind_address, security_of
@@ -197,6 +199,25 @@ class Endpoint:
             peer = self._peers[name] = Peer(*name, self._us, self._lines, self._post)
         self._peers.move_to_end(name)
         return peer
+
+    # -- for people ------------------------------------------------------------------------------
+
+    @property
+    def gave(self) -> Moved:
+        """What went out to peers since the start."""
+        return self._guests.gave
+
+    def peers(self) -> Peers:
+        """How many there are, by what there is to do with them."""
+        known = list(self._peers.values())  # in one go: the I/O thread goes on
+        count = Counter(peer.standing for peer in known)
+        return Peers(
+            count[Standing.CONNECTED],
+            count[Standing.DIALLING],
+            count[Standing.LEFT_ALONE],
+            count[Standing.IDLE],
+            served=self._guests.count,
+        )
 
     # -- life ------------------------------------------------------------------------------------
 

@@ -15,7 +15,16 @@ import zmq
 
 from kvtiers.tiers.p2p import protocol
 from kvtiers.tiers.p2p.loop import Timer
-from kvtiers.tiers.p2p.notes import Demand, Finished, Gone, Query, Sent, Stopped, ToServing
+from kvtiers.tiers.p2p.notes import (
+    Demand,
+    Finished,
+    Gone,
+    Moved,
+    Query,
+    Sent,
+    Stopped,
+    ToServing,
+)
 from kvtiers.tiers.p2p.protocol import Code, Message, Role, Verdict
 from kvtiers.tiers.p2p.session import PRODUCER, Asked, Course, Deed, Serving
 from kvtiers.tiers.p2p.transport import Sender, Transport
@@ -56,6 +65,8 @@ class Guest:
     """Transfers that were cancelled and are not over for the serving thread."""
     sent: dict[int, list[int]] = field(default_factory=dict)
     """Chunks that went out and of which the serving thread was not told yet, by transfer."""
+    going: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Bytes of chunks that the sender has, by transfer and place."""
     timer: Timer | None = None
 
 
@@ -75,6 +86,8 @@ class Guests:
         self._by_identity: dict[bytes, Guest] = {}
         self._by_number: dict[int, Guest] = {}
         self._told: set[str] = set()
+        self.gave = Moved()
+        """What went out. May be looked at on any thread."""
         us.loop.attach(router, self._received)
 
     # -- what consumers say ----------------------------------------------------------------------
@@ -278,6 +291,7 @@ class Guests:
         if transfer in guest.cancelled:
             self._post(Sent(session, transfer, tuple(place for place, _ in chunks)))
             return
+        guest.going.update(((transfer, place), _size(view)) for place, view in chunks)
         guest.sender.push(transfer, chunks)
 
     def done(self, session: int, transfer: int, failed: dict[int, Code]) -> None:
@@ -293,6 +307,9 @@ class Guests:
         self._send(guest, protocol.TransferDone(transfer, rows), guest.token)
 
     def _sent(self, guest: Guest, transfer: int, place: int, ok: bool) -> None:
+        nbytes = guest.going.pop((transfer, place))
+        if ok:
+            self.gave = self.gave.plus(1, nbytes)
         if not guest.sent:
             self._loop.at(self._loop.clock() + _TOGETHER_S, partial(self._tell_sent, guest))
         guest.sent.setdefault(transfer, []).append(place)
@@ -307,6 +324,11 @@ class Guests:
         for transfer, places in guest.sent.items():
             self._post(Sent(guest.number, transfer, tuple(places)))
         guest.sent.clear()
+
+    @property
+    def count(self) -> int:
+        """How many there are. On any thread."""
+        return len(self._by_number)
 
     def close(self) -> None:
         """Say goodbye to all."""
@@ -327,6 +349,14 @@ class Guests:
 
     def __repr__(self) -> str:
         return f"<Guests {len(self._by_number)} sessions>"
+
+
+def _size(view: memoryview) -> int:
+    """In bytes; 0 of memory that was reset, which does not go out."""
+    try:
+        return view.nbytes
+    except ValueError:
+        return 0
 
 
 def _refuse_again(known: bool) -> None:

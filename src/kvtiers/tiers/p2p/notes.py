@@ -6,11 +6,24 @@ memory of a job's chunks, which is the I/O thread's from ``Load`` to ``Loaded``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind
 from kvtiers.tiers.p2p.protocol import Role
 from kvtiers.tiers.p2p.roles import Source
+
+
+class Moved(NamedTuple):
+    """Chunks, and their bytes, since the start; never changed, but replaced."""
+
+    chunks: int = 0
+    bytes: int = 0
+
+    def plus(self, chunks: int, nbytes: int) -> "Moved":
+        """With so many more."""
+        return Moved(self.chunks + chunks, self.bytes + nbytes)
+
 
 # -- scheduler thread -> I/O thread ----------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import partial
 from typing import cast
 
@@ -25,6 +26,15 @@ from kvtiers.tiers.p2p.us import Us
 from kvtiers.tiers.p2p.wire import ProtocolError
 
 _log = logging.getLogger("kvtiers")
+
+
+class Standing(Enum):
+    """What there is to do with a peer."""
+
+    CONNECTED = "connected"
+    DIALLING = "dialling"
+    LEFT_ALONE = "left alone"
+    IDLE = "idle"
 
 
 class Peer:
@@ -88,6 +98,15 @@ class Peer:
             self._say(protocol.Finished(request))
         elif any(wanted.source == over.source for wanted in self._waiting):
             self._waiting.append(over)
+
+    @property
+    def standing(self) -> Standing:
+        """What there is to do with it now. On any thread."""
+        course = self._course
+        if course is not None:
+            return Standing.CONNECTED if course.state is Asking.OPEN else Standing.DIALLING
+        out = self._breaker.is_out(self._us.loop.clock())
+        return Standing.LEFT_ALONE if out else Standing.IDLE
 
     @property
     def idle(self) -> bool:

@@ -11,10 +11,21 @@ from dataclasses import dataclass, field
 
 from kvtiers.chunks import Key, Lookup, OffloadPolicy, RequestContext
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.tiers.base import Job, JobOutcome, JobReleased
+from kvtiers.events import ChunksExchanged, Direction, Event
+from kvtiers.tiers.base import Job, JobOutcome, JobReleased, Peers
 from kvtiers.tiers.lanes import Mailbox
 from kvtiers.tiers.p2p.endpoint import Endpoint
-from kvtiers.tiers.p2p.notes import Answered, Ask, Failure, Load, Loaded, Over, Released, ToTier
+from kvtiers.tiers.p2p.notes import (
+    Answered,
+    Ask,
+    Failure,
+    Load,
+    Loaded,
+    Moved,
+    Over,
+    Released,
+    ToTier,
+)
 from kvtiers.tiers.p2p.options import P2POptions
 from kvtiers.tiers.p2p.parent import Parent
 from kvtiers.tiers.p2p.protocol import Role
@@ -91,6 +102,9 @@ class P2PTier:
         self._numbers = 0
         self._jobs: dict[int, _Running] = {}
         self._finished: list[JobOutcome | JobReleased] = []
+        self._came = Moved()
+        self._told = {Direction.IN: Moved(), Direction.OUT: Moved()}
+        """Of what came and what went out, how much was said in events."""
         self._complained = False
         self._closed = False
 
@@ -234,6 +248,7 @@ class P2PTier:
             following.asked.difference_update(note.found)
 
     def _loaded(self, note: Loaded) -> None:
+        self._came = self._came.plus(len(note.done), note.bytes)
         running = self._jobs.get(note.job)
         if running is None:
             return
@@ -289,6 +304,23 @@ class P2PTier:
 
     def _error(self, why: Failure) -> KVTiersError:
         return KVTiersError(f"{self.label}: {why.words}", kind=why.kind, operation="load")
+
+    # -- for people ------------------------------------------------------------------------------
+
+    def take_events(self) -> list[Event]:
+        """How much came, and how much went out, since the last call."""
+        events: list[Event] = []
+        for direction, moved in ((Direction.IN, self._came), (Direction.OUT, self._endpoint.gave)):
+            told = self._told[direction]
+            if moved != told:
+                self._told[direction] = moved
+                chunks, nbytes = moved.chunks - told.chunks, moved.bytes - told.bytes
+                events.append(ChunksExchanged(self.label, direction, chunks, nbytes))
+        return events
+
+    def peers(self) -> Peers:
+        """Whom it deals with."""
+        return self._endpoint.peers()
 
     # -- the rest --------------------------------------------------------------------------------
 

@@ -4,10 +4,20 @@ import pytest
 
 from kvtiers.chunks import Lookup, OffloadPolicy, RequestContext
 from kvtiers.errors import Kind
+from kvtiers.events import ChunksExchanged, Direction
 from kvtiers.testing import ManualClock
 from kvtiers.tiers.base import Job, JobKind, JobOutcome, JobReleased
 from kvtiers.tiers.lanes import Mailbox
-from kvtiers.tiers.p2p.notes import Answered, Ask, Failure, Load, Loaded, Over, Released
+from kvtiers.tiers.p2p.notes import (
+    Answered,
+    Ask,
+    Failure,
+    Load,
+    Loaded,
+    Moved,
+    Over,
+    Released,
+)
 from kvtiers.tiers.p2p.options import P2POptions
 from kvtiers.tiers.p2p.protocol import Role
 from kvtiers.tiers.p2p.tier import P2PTier
@@ -22,6 +32,7 @@ class Endpoint:
     """Notes what it is told."""
 
     port = 5710
+    gave = Moved()
 
     def __init__(self) -> None:
         self.told = []
@@ -124,6 +135,21 @@ def test_a_job_ends_when_all_its_parts_have(bench):
     assert bench.tier.lookup([C], bench.request) == [Lookup.MISS]  # it is not asked for again
     assert bench.post(Loaded(1, (A,), {}, 4)) == []
     assert not bench.tier.has_pending_work()
+
+
+def test_what_came_and_what_went_is_said_once(bench):
+    bench.follow()
+    bench.tier.submit_load(bench.job())
+    assert bench.tier.take_events() == []
+    bench.post(Loaded(1, (A,), {C: SHORT}, 4), Loaded(1, (B,), {}, 8))
+    bench.endpoint.gave = Moved(7, 70)
+    assert bench.tier.take_events() == [
+        ChunksExchanged("1:p2p", Direction.IN, 2, 12),
+        ChunksExchanged("1:p2p", Direction.OUT, 7, 70),
+    ]
+    assert bench.tier.take_events() == []
+    bench.endpoint.gave = Moved(8, 80)
+    assert bench.tier.take_events() == [ChunksExchanged("1:p2p", Direction.OUT, 1, 10)]
 
 
 def test_memory_that_a_peer_may_still_write_is_in_use_until_it_is_released(bench):

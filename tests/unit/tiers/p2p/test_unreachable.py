@@ -44,6 +44,15 @@ def dead():
         yield taken.getsockname()[1]
 
 
+def test_a_silent_peer_counts_as_dialled_and_then_as_left_alone(silent):
+    with engines(1, options=with_options(breaker_cooldown_s=60.0)) as (engine,):
+        engine.manager.lookup(keys(1)[0], engine.request(source(silent)))
+        engine.step()
+        until(lambda: engine.tier.peers().dialling == 1)
+        until(lambda: engine.tier.peers().left_alone == 1)
+        assert sum(engine.tier.peers()) == 1
+
+
 def test_a_dead_port_is_a_miss_at_once_and_forgotten_for_a_while(dead):
     with engines(1) as (engine,):
         verdicts, seconds = pulled(engine, source(dead))
