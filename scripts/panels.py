@@ -344,9 +344,9 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             ),
             Panel(
                 "Queue of events",
-                "bytes",
-                "Events that are not sent yet.",
-                (("sum(vllm:kvtiers_event_queue_bytes)", "queue"),),
+                "short",
+                "Chunks there is news of that is not told yet.",
+                (("sum(vllm:kvtiers_event_queue_chunks)", "chunks"),),
             ),
             Panel(
                 "Peers",

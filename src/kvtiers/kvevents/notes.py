@@ -118,6 +118,11 @@ class Notes:
         return events + [n for n in others if getattr(n, "complete", True)]
 
     @property
+    def queued(self) -> int:
+        """About how many chunks there is news of that was not taken yet. On any thread."""
+        return self._put - self._got + len(self._last)
+
+    @property
     def waiting(self) -> bool:
         """Whether something was not taken yet."""
         return self._beyond or not self._queue.empty()

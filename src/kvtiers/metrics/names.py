@@ -100,6 +100,7 @@ QUEUE_BYTES = _OURS + "queue_bytes"
 DISTINCT = _OURS + "distinct_chunks"
 TIER_STATE = _OURS + "tier_state"
 PEERS = _OURS + "peers"
+EVENT_QUEUE = _OURS + "event_queue_chunks"
 
 _UPSTREAM = (
     _counter(_TIERING + "chunk_queries", "lookups", "Chunk lookups a tier resolved.", "tier"),
@@ -319,6 +320,7 @@ _NEW = (
         "type",
         "medium",
     ),
+    _gauge(EVENT_QUEUE, "Chunks there is news of, about, of which no KV event was handed on yet."),
     _counter(
         _OURS + "events_dropped",
         "untold",

@@ -145,6 +145,7 @@ def test_beyond_its_bound_the_queue_keeps_the_last_news():
     notes.put(ChunksFound(HOST, names[:1], complete=False))
     notes.check()
     assert repr(notes) == "<Notes 4 chunks queued, 8 beyond the bound>"
+    assert notes.queued == 4 + 8
     assert (notes.dropped, notes.waiting) == (2, True)
     assert notes.overflow() == [], "first what was before"
     assert notes.get(0.0) == ChunksStored(HOST, names[:3])

@@ -4,7 +4,7 @@ Under our connector the announcer tells of tiers. With the spec alone vLLM's own
 which it is known what it lacks: it knows neither found chunks nor tiers that went away.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, OffloadKey
 
@@ -27,6 +27,8 @@ class KVEvents:
         """Tiers by label; those without a place are silent."""
         self.announcer: Sink | None = None
         """Takes all events instead, if events are on."""
+        self.queued: Callable[[], int | None] = lambda: None
+        """About how many chunks there is news of that was not handed on; None: not known."""
         self._pending: list[OffloadingEvent] = []
 
     def __call__(self, event: Event) -> None:

@@ -71,6 +71,7 @@ class KVTiersScheduler(PlanningScheduler):
             str(vllm_config.cache_config.prefix_caching_hash_algo),
         )
         self.manager.events.announcer = tracker.announcer
+        self.manager.events.queued = lambda: tracker.queued
         self.manager.events_are_due = lambda: tracker.pending
         tracker.sink = self.manager.sink
         self._events_tracker = self._tracker = tracker

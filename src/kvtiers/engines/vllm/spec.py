@@ -53,6 +53,7 @@ from kvtiers.events import PRIMARY, tier_label
 from kvtiers.host.region import Region, check_capacity, sweep
 from kvtiers.host.slabs import SizeClasses, slab_bytes_for
 from kvtiers.kvevents.spans import Place
+from kvtiers.metrics.names import EVENT_QUEUE
 from kvtiers.observe.assemble import Observed, recorder_of, start_observer
 from kvtiers.observe.gauges import Gauges
 from kvtiers.tiers.base import SecondaryTierManager
@@ -238,6 +239,7 @@ class KVTiersSpec(OffloadingSpec):
         self._report(region, record, namespace, wired.manager)
         core = wired.manager
         gauges = Gauges(wired.metrics, core.tiers, region.slot_bytes, lambda: core.backlogs)
+        gauges.watch(EVENT_QUEUE, (), lambda: events.queued())
         manager = VllmManager(
             core,
             clock=time.monotonic,

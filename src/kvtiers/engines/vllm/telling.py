@@ -112,7 +112,7 @@ class ReadyEvents:
 
     def room(self) -> int:
         """About how many chunks can be told of before vLLM takes some."""
-        return max(0, MAX_READY - (self._said - self._taken))
+        return max(0, MAX_READY - self.chunks)
 
     def say(self, events: Sequence[messages.KVEvent]) -> None:
         """Keep these for vLLM."""
@@ -137,6 +137,11 @@ class ReadyEvents:
             self._taken += blocks
             taken += events
         return taken
+
+    @property
+    def chunks(self) -> int:
+        """About how many are told of in what is there."""
+        return self._said - self._taken
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -216,6 +221,11 @@ class TiersTracker:
 
     def reset(self) -> None:
         """Host memory was reset; the manager has told of that."""
+
+    @property
+    def queued(self) -> int:
+        """About how many chunks there is news of that vLLM has not taken."""
+        return self.announcer.notes.queued + self._ready.chunks
 
     @property
     def pending(self) -> bool:

@@ -9,7 +9,7 @@ from kvtiers.kvevents.messages import BlockRemoved, BlockStored
 
 
 def test_events_are_counted_by_type_and_medium_when_they_are_taken() -> None:
-    notes = SimpleNamespace(dropped=0)
+    notes = SimpleNamespace(dropped=0, queued=3)
     announcer: Any = SimpleNamespace(
         notes=notes, send_captured=lambda: None, wake=lambda: None, capture=None, pending=False
     )
@@ -19,7 +19,9 @@ def test_events_are_counted_by_type_and_medium_when_they_are_taken() -> None:
     tracker.sink = told.append
     stored = BlockStored([1], None, [7], 1, medium="STORAGE")
     ready.say([stored, stored, BlockRemoved([1], medium="CPU")])
+    assert tracker.queued == 3 + 3
     assert len(list(tracker.take_events([]))) == 3
+    assert tracker.queued == 3
     assert told == [EventsTold("BlockStored", "STORAGE", 2), EventsTold("BlockRemoved", "CPU", 1)]
     told.clear()
     assert list(tracker.take_events([])) == []
