@@ -48,7 +48,7 @@ class StreamFold:
             self.narrator.take(ChunksRemoved(label, tuple(gone), Reason.EVICTED))
         else:
             for key in keys:
-                if self.narrator.has_said(label, key):
+                if self.narrator.told.has(label, key):
                     self._repeated[label, key] += 1
             if event.token_ids:
                 self._describe(event, group, keys)
@@ -94,11 +94,11 @@ class StreamFold:
         return size if start is None else start + size
 
     def inventory(self, max_chunks: int, max_parts: int) -> Iterator[list[KVEvent]]:
-        """What holds now, as :meth:`Narrator.inventory`; what was repeated is again."""
+        """What holds now, as :meth:`Told.inventory`; what was repeated is again."""
         again: list[KVEvent] = []
         for (label, key), times in self._repeated.items():
-            again += self.narrator.once_more(label, key) * times
-        told = list(self.narrator.inventory(max_chunks, max_parts))
+            again += self.narrator.told.once_more(label, key) * times
+        told = list(self.narrator.told.inventory(max_chunks, max_parts))
         if told:
             told[-1] += again
         yield from told
@@ -106,7 +106,7 @@ class StreamFold:
     @property
     def said(self) -> int:
         """How many blocks it is about."""
-        return self.narrator.said
+        return self.narrator.told.said
 
     def close(self) -> None:
         """Let go of the file."""
@@ -117,7 +117,7 @@ class StreamFold:
         self.narrator.check()
         assert not self.narrator.pending, "something was said and not settled"
         for label, key in self._repeated:
-            assert self.narrator.has_said(label, key), "what is gone was repeated"
+            assert self.narrator.told.has(label, key), "what is gone was repeated"
 
     def __repr__(self) -> str:
         return f"<StreamFold {self.narrator!r}, {len(self._repeated)} repeated>"

@@ -5,17 +5,17 @@ difference, so nothing is said twice, and nothing that happened is lost when the
 say it: at worst it is found by going through the table. Owned by one thread.
 """
 
-import logging
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvtiers.chunks import Key, key_group
 from kvtiers.events import ChunksFound, ChunksRemoved, ChunksStored, Event, TierReachable
 from kvtiers.kvevents import spans
-from kvtiers.kvevents.descriptions import Damaged, Description, encode
+from kvtiers.kvevents.descriptions import Description
 from kvtiers.kvevents.messages import KVEvent
+from kvtiers.kvevents.shelf import Shelf
 from kvtiers.kvevents.sidefile import SideFile
-from kvtiers.kvevents.spans import Described, Group, Place
+from kvtiers.kvevents.spans import Group, Place
 from kvtiers.kvevents.table import (
     EXPECTED,
     MAX_TIERS,
@@ -24,15 +24,12 @@ from kvtiers.kvevents.table import (
     ResidencyTable,
     chunk_name,
     final_hash,
-    named,
 )
-
-_log = logging.getLogger("kvtiers")
+from kvtiers.kvevents.told import Change, Told, in_order
 
 MAX_CHANGED = 65_536
 """Changes that are remembered one by one; beyond that the table is gone through."""
 MAX_WANTED = 65_536
-MAX_RECENT = 1024
 
 
 class Narrator:
@@ -46,13 +43,14 @@ class Narrator:
         self, places: Mapping[str, Place], groups: Mapping[int, Group], side: SideFile | None
     ) -> None:
         """``places``: the tiers that are told of, by label. Raises OSError if ``side`` fails."""
+        self._table = ResidencyTable()
+        self._shelf = None if side is None else Shelf(side, self._table)
         self._bits: dict[str, int] = {}
         self._places: dict[int, Place] = {}
+        self.told = Told(self._table, self._shelf, self._bits, self._places, groups)
+        """What was said and still holds. To look at, on the owner's thread."""
         for label, place in places.items():
             self.add_place(label, place)
-        self._groups = groups
-        self._side = side
-        self._table = ResidencyTable()
         self._unreachable = 0
         """Tiers of which nothing can be had now."""
         self._finding = 0
@@ -64,21 +62,8 @@ class Narrator:
         self._sweep = array("Q")
         self._swept = 0
         self._withdrawn: list[tuple[int, int, int]] = []
-        self._recent: dict[int, Description] = {}
-        """What was described lately, by place: most of it is told of at once."""
-        self._dropped = 0
-        self._compacted_len = 0
         self.wanted: set[Key] = set()
         """Chunks that are there and have no description. Others may read it on any thread."""
-        if side is not None:
-            self._load(side)
-
-    def _load(self, side: SideFile) -> None:
-        for place, record in side.load():
-            name = named(int.from_bytes(record.tail[-8:], "big"), record.group)
-            start = record.description.start
-            self._table.put(name, Known(place, start, 0, 0, record.group))
-        self._compacted_len = len(self._table)
 
     def add_place(self, label: str, place: Place) -> None:
         """Tell of this tier too. Raises ValueError if there are too many."""
@@ -115,7 +100,7 @@ class Narrator:
                 self._table.put(name, kept)
             if not known.said & bit:
                 self._note(name)
-            if not known.place and self._side is not None and len(self.wanted) < MAX_WANTED:
+            if not known.place and self._shelf is not None and len(self.wanted) < MAX_WANTED:
                 self.wanted.add(key)
 
     def _left(self, tier: str, keys: Iterable[Key]) -> None:
@@ -148,7 +133,7 @@ class Narrator:
 
     def describe(self, key: Key, description: Description, *, expected: bool) -> None:
         """What a chunk consists of; ``expected``: it is about to be stored somewhere."""
-        if self._side is None:
+        if self._shelf is None:
             return
         name = chunk_name(key)
         known = self._table.get(name) or UNKNOWN
@@ -157,12 +142,9 @@ class Narrator:
             if flag & ~known.resident:
                 self._table.put(name, known._replace(resident=known.resident | flag))
             return
-        place = self._write(encode(key, description))
+        place = self._shelf.put(key, description)
         if place is None:
             return
-        if len(self._recent) >= MAX_RECENT:
-            self._recent.clear()
-        self._recent[place] = description
         known = self._table.get(name) or UNKNOWN  # making room may have changed the table
         group = key_group(key)
         for bit in self._places:
@@ -174,40 +156,13 @@ class Narrator:
         if known.resident & ~EXPECTED:
             self._note(name)
 
-    def _write(self, record: bytes) -> int | None:
-        assert self._side is not None
-        place = self._side.append(record)
-        if place is None and 4 * self._dropped >= self._compacted_len:
-            self._make_room(self._side)
-            place = self._side.append(record)
-        return place
-
-    def _make_room(self, side: SideFile) -> None:
-        """Forget what describes no chunk that is there; if need be also of those that may come."""
-        self._compact(side, 0xFFFF)
-        if 4 * side.nbytes > 3 * side.max_bytes:
-            self._compact(side, ~EXPECTED)
-
-    def _compact(self, side: SideFile, mask: int) -> None:
-        self._recent.clear()
-        own = {}
-        for name, known in self._table.entries():
-            if not (known.resident & mask or known.said):
-                self._table.drop(name)
-            elif known.place and side.is_own(known.place):
-                own[known.place] = name
-        for before, now in [*side.compact(sorted(own))]:
-            name = own[before]
-            known = self._table.get(name) or UNKNOWN
-            self._table.put(name, known._replace(place=now))
-        self._dropped, self._compacted_len = 0, len(own)
-
     def _keep(self, name: int, known: Known) -> None:
         if known.resident or known.said:
             self._table.put(name, known)
         else:
             self._table.drop(name)
-            self._dropped += 1
+            if self._shelf is not None:
+                self._shelf.dropped()
 
     def _note(self, name: int) -> None:
         if self._to_sweep:
@@ -247,21 +202,10 @@ class Narrator:
             if known is not None:
                 self._keep(name, known._replace(said=self._shown(known)))
 
-    def has_said(self, tier: str, key: Key) -> bool:
-        """Whether it was said that the tier has this, and still holds."""
-        known = self._table.get(chunk_name(key)) or UNKNOWN
-        return bool(known.said & self._bits.get(tier, 0))
-
     def start_of(self, key: Key) -> int | None:
         """The position of the first token, if the chunk is described."""
         known = self._table.get(chunk_name(key)) or UNKNOWN
         return known.start if known.place else None
-
-    def once_more(self, tier: str, key: Key) -> list[KVEvent]:
-        """The events that say that the tier has this."""
-        name = chunk_name(key)
-        known = self._table.get(name) or UNKNOWN
-        return self._events([(name, known._replace(said=0), self._bits[tier])])
 
     def speak(self, max_chunks: int) -> list[KVEvent]:
         """The next things to say, about at most so many chunks."""
@@ -277,29 +221,9 @@ class Narrator:
                 continue
             change = self._shown(known) ^ known.said
             if change:
-                changes.append((name, known, change))
+                changes.append(Change(name, known, change))
                 self._keep(name, known._replace(said=known.said ^ change))
-        return told + self._events(changes)
-
-    def inventory(self, max_chunks: int, max_parts: int) -> Iterator[list[KVEvent]]:
-        """All that was said and still holds, parents first, in parts about so many chunks each.
-
-        There are at most ``max_parts`` of them, 1 or more; for that they may be larger. All must
-        be consumed before anything else is called.
-        """
-        names = self._in_order((name, known) for name, known in self._table.entries() if known.said)
-        step = max(max_chunks, -(-len(names) // max_parts))
-        for at in range(0, len(names), step):
-            part = []
-            for name in names[at : at + step]:
-                known = self._table.get(name) or UNKNOWN
-                part.append((name, known._replace(said=0), known.said))
-            yield self._events(part)
-
-    @property
-    def said(self) -> int:
-        """Chunks of which something was said and still holds."""
-        return sum(1 for _, known in self._table.entries() if known.said)
+        return told + self.told.events(changes)
 
     def _shown(self, known: Known) -> int:
         return known.resident & ~(EXPECTED | self._unreachable | self._finding | self._hidden)
@@ -311,7 +235,7 @@ class Narrator:
         if self._to_sweep and self._swept >= len(self._sweep):
             self._to_sweep, self._swept = False, 0
             differing = ((n, k) for n, k in self._table.entries() if self._shown(k) != k.said)
-            self._sweep = self._in_order(differing)
+            self._sweep = in_order(differing)
         if self._swept < len(self._sweep):
             names = self._sweep[self._swept : self._swept + max_chunks]
             self._swept += len(names)
@@ -326,58 +250,17 @@ class Narrator:
             del self._changed[name]
         return first
 
-    def _in_order(self, entries: Iterable[tuple[int, Known]]) -> "array[int]":
-        """Names by where the chunks begin: parents come before children."""
-        packed = sorted(known.start << 64 | name for name, known in entries)
-        return array("Q", (p & ((1 << 64) - 1) for p in packed))
-
-    def _events(self, changes: Sequence[tuple[int, Known, int]]) -> list[KVEvent]:
-        """Events for chunks, what is known of them, and the tiers of which something changed."""
-        gone: dict[tuple[int, int], list[int]] = {}
-        come: dict[int, list[Described]] = {}
-        bare: list[KVEvent] = []
-        for name, known, change in changes:
-            description = self._description(known)
-            end = final_hash(name, known.group)
-            for bit, place in self._places.items():
-                if not change & bit:
-                    continue
-                if known.said & bit:
-                    hashes = [end] if description is None else description.hashes
-                    gone.setdefault((bit, known.group), []).extend(hashes)
-                elif description is None:
-                    bare.append(spans.bare(end, known.group, place))
-                else:
-                    come.setdefault(bit, []).append(Described(known.group, description))
-        told: list[KVEvent] = []
-        for (bit, group), hashes in gone.items():
-            told += spans.removed(hashes, group, self._places[bit])
-        told += spans.stored([(self._places[b], c) for b, c in come.items()], self._groups)
-        return told + bare
-
-    def _description(self, known: Known) -> Description | None:
-        if not known.place or self._side is None:
-            return None
-        recent = self._recent.get(known.place)
-        if recent is not None:
-            return recent
-        try:
-            return self._side.read(known.place).description
-        except (Damaged, OSError) as e:
-            _log.warning("what describes a chunk cannot be read, its hash must do: %s", e)
-            return None
-
     # -- life ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Give descriptions to the system, so that they outlive the process."""
-        if self._side is not None:
-            self._side.flush()
+        if self._shelf is not None:
+            self._shelf.flush()
 
     def close(self) -> None:
         """Let go of the side file."""
-        if self._side is not None:
-            self._side.close()
+        if self._shelf is not None:
+            self._shelf.close()
 
     @property
     def nbytes(self) -> int:
@@ -393,9 +276,9 @@ class Narrator:
             assert known.resident or known.said or known.place, "a chunk is kept for nothing"
             if self._shown(known) != known.said and not self._to_sweep:
                 assert name in ahead, "a change will never be said"
-        if self._side is not None:
-            self._side.check()
+        if self._shelf is not None:
+            self._shelf.check()
 
     def __repr__(self) -> str:
         ahead = len(self._changed) + len(self._sweep) - self._swept
-        return f"<Narrator {len(self._table)} chunks, {ahead} changes to say, {self._side!r}>"
+        return f"<Narrator {len(self._table)} chunks, {ahead} changes to say, {self._shelf!r}>"

@@ -71,7 +71,7 @@ class Publisher:
                     self._ring.since(start)
                     if start
                     else replay.from_the_beginning(
-                        narrator, self._ring.next_seq, self._clock(), self._rank
+                        narrator.told, self._ring.next_seq, self._clock(), self._rank
                     )
                 )
                 replay.answer(self._router, identity, self._topic, batches)

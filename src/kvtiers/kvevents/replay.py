@@ -63,7 +63,7 @@ class Inventory(Protocol):
     """Whoever knows what was said and still holds."""
 
     def inventory(self, max_chunks: int, max_parts: int) -> Iterator[list[KVEvent]]:
-        """That, in at most so many parts; see :meth:`Narrator.inventory`."""
+        """That, in at most so many parts; see :meth:`Told.inventory`."""
 
     @property
     def said(self) -> int:

@@ -284,9 +284,9 @@ def test_the_inventory_is_what_was_said_and_changes_nothing():
     story.speak()
     story.removed(HOST, chunks[:2])  # not said yet
     late = Story()
-    parts = [*story.narrator.inventory(3, 100)]
+    parts = [*story.narrator.told.inventory(3, 100)]
     assert len(parts) == 4
-    assert len([*story.narrator.inventory(3, 2)]) == 2
+    assert len([*story.narrator.told.inventory(3, 2)]) == 2
     for part in parts:
         late.llmd.read(encode(Batch(0.0, part)))
     assert late.llmd.held("cpu") == dict.fromkeys((c.hashes[0] for c in chunks[:7]), 1)

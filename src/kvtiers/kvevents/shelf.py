@@ -1,0 +1,100 @@
+"""What chunks consist of, by the places that the table has of them; makes room when it is full."""
+
+import logging
+from collections.abc import Iterator
+
+from kvtiers.chunks import Key
+from kvtiers.kvevents.descriptions import Damaged, Description, encode
+from kvtiers.kvevents.sidefile import SideFile
+from kvtiers.kvevents.table import EXPECTED, UNKNOWN, Known, ResidencyTable, named
+
+_log = logging.getLogger("kvtiers")
+
+MAX_RECENT = 1024
+
+
+class Shelf:
+    """Descriptions in a side file, for the chunks of one table. Owned by one thread."""
+
+    def __init__(self, side: SideFile, table: ResidencyTable) -> None:
+        """The table learns of all that is in the file. Raises OSError."""
+        self._side = side
+        self._table = table
+        self._recent: dict[int, Description] = {}
+        """What was described lately, by place: most of it is told of at once."""
+        self._dropped = 0
+        """Chunks that the table forgot since room was made last."""
+        for place, record in side.load():
+            name = named(int.from_bytes(record.tail[-8:], "big"), record.group)
+            table.put(name, Known(place, record.description.start, 0, 0, record.group))
+        self._compacted_len = len(table)
+
+    def put(self, key: Key, description: Description) -> int | None:
+        """The place of a description from now on; None: there is no room for it.
+
+        Making room may change the table. Raises ValueError if it is not sound, OSError.
+        """
+        record = encode(key, description)
+        place = self._side.append(record)
+        if place is None and 4 * self._dropped >= self._compacted_len:
+            self._make_room()
+            place = self._side.append(record)
+        if place is not None:
+            if len(self._recent) >= MAX_RECENT:
+                self._recent.clear()
+            self._recent[place] = description
+        return place
+
+    def get(self, place: int) -> Description | None:
+        """What is there; None, said in the log, if it cannot be read any more."""
+        recent = self._recent.get(place)
+        if recent is not None:
+            return recent
+        try:
+            return self._side.read(place).description
+        except (Damaged, OSError) as e:
+            _log.warning("what describes a chunk cannot be read, its hash must do: %s", e)
+            return None
+
+    def dropped(self) -> None:
+        """The table forgot a chunk: making room may have become worth it."""
+        self._dropped += 1
+
+    def _make_room(self) -> None:
+        """Forget what describes no chunk that is there; if need be also of those that may come."""
+        self._compact(0xFFFF)
+        if 4 * self._side.nbytes > 3 * self._side.max_bytes:
+            self._compact(~EXPECTED)
+
+    def _compact(self, mask: int) -> None:
+        self._recent.clear()
+        own = dict(self._kept(mask))
+        for before, now in [*self._side.compact(sorted(own))]:
+            name = own[before]
+            known = self._table.get(name) or UNKNOWN
+            self._table.put(name, known._replace(place=now))
+        self._dropped, self._compacted_len = 0, len(own)
+
+    def _kept(self, mask: int) -> Iterator[tuple[int, int]]:
+        """Place and name of what stays in the own file; chunks that nothing holds are dropped."""
+        for name, known in self._table.entries():
+            if not (known.resident & mask or known.said):
+                self._table.drop(name)
+            elif known.place and self._side.is_own(known.place):
+                yield known.place, name
+
+    def flush(self) -> None:
+        """Give descriptions to the system, so that they outlive the process. Raises OSError."""
+        self._side.flush()
+
+    def close(self) -> None:
+        """Let go of the side file. Raises OSError."""
+        self._side.close()
+
+    def check(self) -> None:
+        """Raise AssertionError naming the broken invariant."""
+        assert len(self._recent) <= MAX_RECENT, "more is kept at hand than the bound"
+        self._side.check()
+
+    def __repr__(self) -> str:
+        return f"<Shelf {len(self._recent)} at hand, {self._side!r}>"
