@@ -65,6 +65,8 @@ class Announcer:
         self._outlet = outlet
         self._materialize = materialize
         self._captured: deque[Any] = deque()
+        self._sending = threading.Lock()
+        """Held by whoever passes on what was captured: events come from several threads."""
         self._values = values
         self.capture: Callable[[Any], None] = (
             self._captured.extend if values else self._captured.append
@@ -90,11 +92,14 @@ class Announcer:
         self.notes.put(event)
 
     def send_captured(self) -> None:
-        """Pass on what was captured."""
-        if self._captured and not self._dead:
-            captured = [*self._captured]
-            self._captured.clear()
-            self.notes.put(Captured(captured))
+        """Pass on what was captured; what still comes meanwhile is passed on the next time."""
+        waiting = self._captured
+        if not waiting:
+            return
+        with self._sending:
+            captured = [waiting.popleft() for _ in range(len(waiting))]
+            if not self._dead:
+                self.notes.put(Captured(captured))
 
     @property
     def pending(self) -> bool:

@@ -132,6 +132,9 @@ def test_a_fault_silences_it_and_nothing_else(told, caplog):
     assert not announcer.pending
     assert not announcer.flush(20)
     assert wall.closed
+    announcer.capture((prompt(1)[0], True))
+    announcer.send_captured()
+    assert not announcer._captured, "nobody will ever want it, and it keeps a request"
 
 
 def test_beyond_its_bound_the_queue_keeps_the_last_news():
