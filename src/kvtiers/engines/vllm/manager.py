@@ -397,7 +397,9 @@ class VllmManager(OffloadingManager):
     def _timed_lookup(self, key: Key, request: Request) -> LookupResult:
         begun = self._clock()
         verdict = self.core.lookup(key, request)
-        self.sink(LookupTimed(PRIMARY, seconds=self._clock() - begun))
+        seconds = self._clock() - begun
+        with self.core.exclusive:  # whoever serves peers is heard by the same sink
+            self.sink(LookupTimed(PRIMARY, seconds=seconds))
         return _verdict(verdict)
 
     def become_inert(self, where: str) -> None:
