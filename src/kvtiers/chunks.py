@@ -104,6 +104,11 @@ class ChunkLayout:
         """Bytes of the largest chunk of any group."""
         return max(g.chunk_bytes for g in self.groups)
 
+    @property
+    def prefix_group(self) -> GroupLayout:
+        """The group whose chunks are the tokens that count: it has all of a prefix, if any has."""
+        return next((g for g in self.groups if g.keeps_every_chunk), self.groups[0])
+
     def chunk_bytes(self, key: Key) -> int:
         """Bytes of the chunk that ``key`` names. Raises KeyError for an unknown group."""
         return self.chunk_sizes((key,))[0]

@@ -55,7 +55,7 @@ class Settling:
         self._tiers = tiers
         self._traced = traced
         self._spans = {g.group: g.tokens_per_chunk for g in layout.groups}
-        self._prefix = next((g for g in layout.groups if g.keeps_every_chunk), layout.groups[0])
+        self._prefix = layout.prefix_group
         self._suffix = group_suffix(self._prefix.group)
 
     def of(self, request: Request, now: float, loading: Sequence[Key] = ()) -> LookupsSettled:

@@ -22,9 +22,7 @@ class Prompts:
 
     def __init__(self, layout: ChunkLayout) -> None:
         self._spans = {g.group: g.tokens_per_chunk for g in layout.groups}
-        prefix = next((g for g in layout.groups if g.keeps_every_chunk), layout.groups[0])
-        self.prefix_group = prefix.group
-        """The group whose chunks are the tokens that count: it has all of a prefix."""
+        self.prefix_group = layout.prefix_group.group
 
     def span(self, group: int) -> int:
         """Tokens of a chunk; of an unknown group 0."""
