@@ -25,6 +25,7 @@ from kvtiers.chunks import (
 )
 from kvtiers.config import parse_config
 from kvtiers.events import PRIMARY
+from kvtiers.hashing import event_hash
 from kvtiers.host.region import Region
 from kvtiers.kvevents.announcer import Announcer
 from kvtiers.kvevents.messages import Batch, encode
@@ -32,7 +33,6 @@ from kvtiers.kvevents.narrator import Narrator
 from kvtiers.kvevents.replay import ReplayRing, from_the_beginning
 from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
-from kvtiers.kvevents.table import block_hash
 from kvtiers.wiring import wire
 from tests.unit.kvevents.readers import Llmd, Router, raw_events
 from tests.unit.kvevents.tree import BLOCK, keys, prompt
@@ -173,7 +173,7 @@ class Life:
         tiers = {t.label: t.tier.store for t in self.manager.tiers}
         held = {label: [e.key for e in store.scan()] for label, store in tiers.items()}
         held[PRIMARY] = [*self.manager._ready]
-        return {label: {block_hash(k[:-4]) for k in there} for label, there in held.items()}
+        return {label: {event_hash(k[:-4]) for k in there} for label, there in held.items()}
 
     def end(self):
         self.manager.shutdown(5.0, time.monotonic)

@@ -279,7 +279,7 @@ class Follower:
 
     def _forget(self) -> None:
         self._presence.clear(self.engine.name, complete=False)
-        self.course.next = None
+        self.course.forget()
         self.at = None
 
     def check(self) -> None:

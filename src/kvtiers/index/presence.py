@@ -12,19 +12,12 @@ never too much.
 from array import array
 from collections.abc import Iterable, Sequence
 
-from kvtiers.hashing import event_hash
 from kvtiers.index.blocks import Blocks
 from kvtiers.index.places import MAX_PLACES, Group, Place, Pod, Tier, tier_of
 from kvtiers.index.snapshot import Snapshot
-from kvtiers.kvevents.messages import AllBlocksCleared, BlockHash, BlockStored, KVEvent
+from kvtiers.kvevents.messages import AllBlocksCleared, BlockStored, KVEvent, hash_number
 
 _MEMO = 1 << 16
-_64_BITS = (1 << 64) - 1
-
-
-def number(block: BlockHash) -> int:
-    """The 64 bits by which a block is known."""
-    return event_hash(block) if isinstance(block, bytes) else block & _64_BITS
 
 
 class Presence:
@@ -59,7 +52,7 @@ class Presence:
             self.clear(name, complete=True)
             return
         pod, group = self.pod(name), event.group_idx or 0
-        blocks = list(map(number, event.block_hashes))
+        blocks = list(map(hash_number, event.block_hashes))
         if isinstance(event, BlockStored):
             place = self._place(pod, tier_of(event), group, event)
             if place is None:
@@ -67,7 +60,7 @@ class Presence:
                 pod.complete = False
             elif blocks:
                 parent = event.parent_block_hash
-                self._add(place, blocks, None if parent is None else number(parent))
+                self._add(place, blocks, None if parent is None else hash_number(parent))
         elif (place := pod.places.get((tier_of(event), group))) is not None:
             self._remove(place, blocks)
 

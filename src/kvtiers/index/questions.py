@@ -8,7 +8,6 @@ from typing import Any
 from kvtiers.errors import KVTiersError
 from kvtiers.hashing import ExtraKeys, block_hashes, event_hash, request_extra_keys
 from kvtiers.index.places import Pod
-from kvtiers.index.presence import number
 from kvtiers.index.reach import Reach
 
 _FIELDS = {"token_ids", "hashes", "block_size", "model", "cache_salt", "lora"}
@@ -152,7 +151,7 @@ def _hashes(values: Any) -> Sequence[int]:
     if _numbers(values, _MAX_HASH):
         return values  # type: ignore[no-any-return]
     try:
-        return [number(bytes.fromhex(value)) for value in values]
+        return [event_hash(bytes.fromhex(value)) for value in values]
     except (TypeError, ValueError):
         raise Refused(
             "The field hashes is no list of numbers or of hex digests: send one."

@@ -16,11 +16,11 @@ from kvtiers.kvevents.messages import (
     BlockRemoved,
     BlockStored,
     KVEvent,
+    hash_number,
 )
 from kvtiers.kvevents.narrator import Narrator
 from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
-from kvtiers.kvevents.table import block_hash
 
 
 class StreamFold:
@@ -77,8 +77,8 @@ class StreamFold:
         extra = event.extra_keys
         for i, key in enumerate(keys):
             block = Description(
-                parent=None if parent is None else as_integer(parent),
-                hashes=[as_integer(event.block_hashes[i])],
+                parent=None if parent is None else hash_number(parent),
+                hashes=[hash_number(event.block_hashes[i])],
                 tokens=event.token_ids[i * size : i * size + size],
                 block_size=size,
                 start=start,
@@ -123,10 +123,5 @@ class StreamFold:
         return f"<StreamFold {self.narrator!r}, {len(self._repeated)} repeated>"
 
 
-def as_integer(named: BlockHash) -> int:
-    """A block hash in the form of an integer."""
-    return block_hash(named) if isinstance(named, bytes) else named
-
-
 def _key(named: BlockHash, group: int) -> Key:
-    return make_key(as_integer(named).to_bytes(8, "big"), group)
+    return make_key(hash_number(named).to_bytes(8, "big"), group)

@@ -14,11 +14,19 @@ from typing import Any
 
 import msgspec
 
+from kvtiers.hashing import event_hash
+
 SEQ_BYTES = 8
 END_OF_REPLAY = b"\xff" * SEQ_BYTES
 """In place of a sequence number: the replay is complete."""
 
 BlockHash = int | bytes
+_64_BITS = (1 << 64) - 1
+
+
+def hash_number(named: BlockHash) -> int:
+    """The 64 bits by which a block is known, whichever way its publisher names it."""
+    return event_hash(named) if isinstance(named, bytes) else named & _64_BITS
 
 
 class BlockStored(msgspec.Struct, frozen=True, gc=False):

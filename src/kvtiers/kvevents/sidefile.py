@@ -219,7 +219,7 @@ def _records(fd: int) -> Iterator[tuple[int, Record]]:
             if len(data) - at < HEAD_BYTES or len(data) - at < length(data[at : at + HEAD_BYTES]):
                 data = data[at:] + os.pread(fd, _READ_BYTES, offset + len(data) - at)
                 at = 0
-            size = length(data[:HEAD_BYTES] if at == 0 else data[at : at + HEAD_BYTES])
+            size = length(data[at : at + HEAD_BYTES])
             while len(data) < size:
                 more = os.pread(fd, _READ_BYTES, offset + len(data))
                 if not more:

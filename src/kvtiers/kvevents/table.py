@@ -22,11 +22,6 @@ _SHARDS = 256
 _FIRST_SLOTS = 8
 
 
-def block_hash(digest: bytes) -> int:
-    """A digest as events carry it: its last 8 bytes, big-endian."""
-    return int.from_bytes(digest[-8:], "big")
-
-
 def chunk_name(key: Key) -> int:
     """The 64-bit name of a chunk, never 0."""
     return named(int.from_bytes(key[-12:-4], "big"), key_group(key))

@@ -3,8 +3,8 @@
 import hashlib
 
 from kvtiers.chunks import make_key
+from kvtiers.hashing import event_hash
 from kvtiers.kvevents.descriptions import Description
-from kvtiers.kvevents.table import block_hash
 
 BLOCK = 4
 
@@ -27,7 +27,7 @@ class Chunk:
 
     @property
     def hashes(self):
-        return [block_hash(d) for d in self.digests]
+        return [event_hash(d) for d in self.digests]
 
     @property
     def description(self):

@@ -1,10 +1,9 @@
 """The length of a block, which the engine process of a server forgets."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-logger = logging.getLogger("kvtiers")
+from kvtiers.engines.vllm.logs import logger
 
 
 def keeper_of(cache_config: Any) -> Callable[[], None]:

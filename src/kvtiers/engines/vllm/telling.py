@@ -18,13 +18,13 @@ from kvtiers.chunks import Key
 from kvtiers.config import KVTiersConfig
 from kvtiers.engines.vllm.logs import logger
 from kvtiers.events import DescriptionsDropped, EventsTold, Sink
+from kvtiers.hashing import event_hash
 from kvtiers.kvevents import messages
 from kvtiers.kvevents.announcer import Announcer
 from kvtiers.kvevents.descriptions import Description
 from kvtiers.kvevents.narrator import Narrator
 from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
-from kvtiers.kvevents.table import block_hash
 from kvtiers.tiers.fs.folders import path_of
 
 MAX_READY = 65_536
@@ -73,8 +73,8 @@ def materialize(source: Source) -> tuple[Key, Description | None, bool]:
         return key, None, expected
     adapter = request.lora_request
     description = Description(
-        parent=None if before is None else block_hash(before),
-        hashes=[block_hash(h) for h in found],
+        parent=None if before is None else event_hash(before),
+        hashes=[event_hash(h) for h in found],
         tokens=tokens,
         block_size=per_block,
         start=start,

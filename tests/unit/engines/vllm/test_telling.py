@@ -9,8 +9,8 @@ from kvtiers.chunks import make_key
 from kvtiers.config import parse_config
 from kvtiers.engines.vllm.telling import ReadyEvents, build_tracker, materialize
 from kvtiers.events import PRIMARY, ChunksFound, ChunksRemoved, ChunksStored, Reason
+from kvtiers.hashing import event_hash
 from kvtiers.kvevents.spans import Place
-from kvtiers.kvevents.table import block_hash
 
 PLACES = {PRIMARY: Place("CPU", "LOCAL", PRIMARY), "1:fs": Place("STORAGE", "LOCAL", "1:fs")}
 
@@ -72,8 +72,8 @@ def test_blocks_of_a_chunk_with_their_parent(tracker):
     it.announcer(ChunksStored(PRIMARY, (key,)))
     (event,) = said(it)
     assert isinstance(event, BlockStored)
-    assert event.block_hashes == [block_hash(digest(6)), block_hash(digest(8))]
-    assert event.parent_block_hash == block_hash(digest(4))
+    assert event.block_hashes == [event_hash(digest(6)), event_hash(digest(8))]
+    assert event.parent_block_hash == event_hash(digest(4))
     assert event.token_ids == [*range(16, 32)]
     assert (event.block_size, event.medium, event.group_idx) == (8, "CPU", 0)
     assert event.kv_cache_spec_kind == "full_attention"
@@ -137,7 +137,7 @@ def test_hashes_only_capture_nothing(tracker):
     assert not it.announcer._captured
     it.announcer(ChunksStored(PRIMARY, (key,)))
     (event,) = said(it)
-    assert (event.token_ids, event.block_hashes) == ([], [block_hash(digest(2))])
+    assert (event.token_ids, event.block_hashes) == ([], [event_hash(digest(2))])
 
 
 @pytest.mark.parametrize("lacks", ["tokens", "hashes", "a hash"])
