@@ -1,10 +1,9 @@
 """Tokens of a text, by the tokenizer of a running vLLM server: tools need none of their own."""
 
 import json
-import urllib.parse
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError
+from kvtiers.observe.asking import Server
 
 ENGINE = "http://127.0.0.1:8000"
 _MAX_TEXT = 64 << 20
@@ -19,32 +18,20 @@ def tokens_of(path: str, engine: str) -> list[int]:
     for a file or URL that will not do, KVTiersError if there is no answer.
     """
     text = _text(path)
+    server = Server(engine, f"--engine is {engine!a}", ENGINE, _TIMEOUT_S)
+    body = json.dumps({"prompt": text}).encode()
     try:
-        parts = urllib.parse.urlsplit(engine)
-        port = parts.port
-    except ValueError as e:
-        raise ConfigError(f"--engine is {engine!a}: {e}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        raise ConfigError(f"--engine is {engine!a}: give one like {ENGINE}")
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.hostname, port, timeout=_TIMEOUT_S)
-    body = json.dumps({"prompt": text})
-    try:
-        target = f"{parts.path.rstrip('/')}/tokenize"
-        connection.request("POST", target, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        document = json.loads(answer.read(_MAX_ANSWER))
-        tokens = document["tokens"]
-        if answer.status != 200 or not all(type(token) is int for token in tokens):
-            raise ValueError(f"status {answer.status}")
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as e:
+        target = server.path.rstrip("/") + "/tokenize"
+        status, answer = server.ask("POST", target, _MAX_ANSWER, body)
+        tokens = json.loads(answer)["tokens"]
+        if status != 200 or not all(type(token) is int for token in tokens):
+            raise ValueError(f"status {status}")
+    except (OSError, ValueError, LookupError, TypeError) as e:
         raise KVTiersError(
             f"{engine} does not cut the prompt into tokens ({type(e).__name__}): name a vLLM "
             "server with --engine, or give --tokens FILE",
             kind=Kind.IO,
         ) from None
-    finally:
-        connection.close()
     return list(tokens)
 
 

@@ -5,18 +5,16 @@ Example, with ``"observe": {"port": 9810}`` in the engine's ``kv_connector_extra
     from kvtiers.observe import why
 
     print(why("cmpl-4f1c")["why"])
-
-No redirect is followed and no proxy used: an engine is asked, and nobody else.
 """
 
 import json
 import urllib.parse
 from collections.abc import Iterable
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
 from kvtiers.chunks import Key, Namespace
-from kvtiers.errors import ConfigError, Kind, KVTiersError
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.observe.asking import Server, words_of
 
 AT = "http://127.0.0.1:9810"
 TIMEOUT_S = 40.0
@@ -34,18 +32,8 @@ class ObserverClient:
     """The observer at ``url``. Raises ConfigError for a URL that is none."""
 
     def __init__(self, url: str = AT, timeout_s: float = TIMEOUT_S) -> None:
-        try:
-            parts = urllib.parse.urlsplit(url)
-            self._port = parts.port
-        except ValueError as e:
-            raise ConfigError(f"{url!a} is no URL of an observer: {e}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-            raise ConfigError(f"{url!a} is no URL of an observer: give one like {AT}")
+        self._server = Server(url, f"{url!a} is no URL of an observer", AT, timeout_s)
         self.url = url.rstrip("/")
-        self._host = parts.hostname
-        self._base = parts.path.rstrip("/")
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._timeout_s = timeout_s
 
     def request(self, request_id: str) -> Document:
         """What its lookups found, and why not the rest.
@@ -77,21 +65,16 @@ class ObserverClient:
         return Namespace(self._ask("GET", "/namespace")["fields"])
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> Document:
-        connection = self._kind(self._host, self._port, timeout=self._timeout_s)
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        target = self._server.path.rstrip("/") + path
         try:
-            connection.request(method, f"{self._base}{path}", body, headers)
-            response = connection.getresponse()
-            text = response.read(MAX_BYTES + 1)
-        except (OSError, HTTPException) as e:
+            status, text = self._server.ask(method, target, MAX_BYTES, body)
+        except OSError as e:
             raise KVTiersError(
-                f"no observer answers at {self.url} ({_words(e)}): set observe in the engine's "
+                f"no observer answers at {self.url} ({words_of(e)}): set observe in the engine's "
                 "kv_connector_extra_config, and name its address",
                 kind=Kind.IO,
             ) from None
-        finally:
-            connection.close()
-        return self._document(response.status, text)
+        return self._document(status, text)
 
     def _document(self, status: int, text: bytes) -> Document:
         try:
@@ -107,7 +90,3 @@ class ObserverClient:
 
     def __repr__(self) -> str:
         return f"<ObserverClient {self.url}>"
-
-
-def _words(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.live import Live
 
 from kvtiers.cli.output import Output, sentence_of
-from kvtiers.cli.scraping import Endpoint
+from kvtiers.cli.scraping import URL, Endpoint
 from kvtiers.cli.topview import render
 from kvtiers.errors import ConfigError, KVTiersError
 from kvtiers.observe.board import Board, board
 from kvtiers.observe.exposition import Scrape
 
-URL = "http://127.0.0.1:8000/metrics"
 _NO_WRAP = 1 << 14
 _SHORTEST_S = 0.1
 
