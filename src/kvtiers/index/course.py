@@ -4,7 +4,25 @@ A publisher counts its batches from 0 and sends each once, in order. Whoever lis
 when it comes late, is slow, or loses the connection; the publisher may keep the latest for replay.
 """
 
+from dataclasses import dataclass
 from enum import Enum
+
+import xxhash
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A point in a stream."""
+
+    seq: int
+    """Of the last batch that was applied."""
+    digest: int
+    """Of its payload: another process counts the same, and says something else."""
+
+    @classmethod
+    def of(cls, seq: int, payload: bytes) -> "At":
+        """After this batch."""
+        return cls(seq, xxhash.xxh3_64_intdigest(payload))
 
 
 class Turn(Enum):

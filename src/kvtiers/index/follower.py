@@ -11,10 +11,9 @@ import logging
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import xxhash
 import zmq.asyncio
 
-from kvtiers.index.course import Course, Turn
+from kvtiers.index.course import At, Course, Turn
 from kvtiers.index.options import Clock, Engine, IndexOptions
 from kvtiers.index.places import Pod
 from kvtiers.index.presence import Presence
@@ -45,16 +44,6 @@ class Counts:
     """Batches that were skipped: what they said is not known."""
     unknown: int = 0
     """Events of classes that are not known here."""
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """A point in a stream."""
-
-    seq: int
-    """Of the last batch that was applied."""
-    digest: int
-    """Of its payload."""
 
 
 class Follower:
@@ -99,16 +88,24 @@ class Follower:
         try:
             while True:
                 happened = await live.next(_LOOK_S)
-                if isinstance(happened, Message):
-                    await self._came(happened)
-                elif isinstance(happened, Link):
-                    await self._linked(happened.up)
-                await self._due()
+                try:
+                    await self._take(happened)
+                except Exception:  # the fence: a bug here must not leave what is known to grow old
+                    _log.exception("%s is started over: please report this", self.engine.name)
+                    self._forget()
+                    self._retry_at = self._clock() + self._retry_s
                 await asyncio.sleep(0)
         finally:
             live.close()
 
     # -- what happens ----------------------------------------------------------------------------
+
+    async def _take(self, happened: Message | Link | None) -> None:
+        if isinstance(happened, Message):
+            await self._came(happened)
+        elif isinstance(happened, Link):
+            await self._linked(happened.up)
+        await self._due()
 
     async def _came(self, message: Message) -> None:
         turn = self.course.live(message.seq)
@@ -251,7 +248,7 @@ class Follower:
         if message.seq != start:
             return False
         again = self.at is not None and start == self.at.seq
-        return not again or self.at == At(message.seq, _digest(message.payload))
+        return not again or self.at == At.of(message.seq, message.payload)
 
     # -- batches ---------------------------------------------------------------------------------
 
@@ -275,7 +272,7 @@ class Follower:
                     told = 0
                     await asyncio.sleep(0)
         self.course.applied(message.seq)
-        self.at = At(message.seq, _digest(message.payload))
+        self.at = At.of(message.seq, message.payload)
 
     def _forget(self) -> None:
         self._presence.clear(self.engine.name, complete=False)
@@ -291,7 +288,3 @@ class Follower:
     def __repr__(self) -> str:
         link = "connected" if self.connected else "not connected"
         return f"<Follower {self.engine.name} {link}, {self.course}, {self.counts.batches} batches>"
-
-
-def _digest(payload: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(payload)

@@ -52,7 +52,7 @@ class Index:
 async def answering(index: Index) -> AsyncIterator[int]:
     """It follows its engines, and answers on the port that this gives.
 
-    Raises ConfigError if it cannot listen there, and whatever ends one of its tasks.
+    Raises ConfigError if it cannot listen there.
     """
     options = index.options
     runner = web.AppRunner(index.service.application(), access_log=None, shutdown_timeout=1.0)

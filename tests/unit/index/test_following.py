@@ -101,6 +101,26 @@ async def test_a_hole_in_a_replay_is_asked_for_again(tmp_path):
         assert engine.asked == [0, 2]
 
 
+@on_a_loop
+async def test_a_bug_starts_one_engine_over_and_ends_nothing(tmp_path, caplog):
+    clock = Now()
+    async with Publisher(tmp_path) as engine, following(engine, clock) as follower:
+        await engine.say(stored(1))
+        await until(lambda: held(follower, 1) == (1, True))
+        apply = follower.presence.apply
+
+        def fail(*told):
+            follower.presence.apply = apply
+            raise RuntimeError("a bug")
+
+        follower.presence.apply = fail
+        await engine.say(stored(2))
+        await until(lambda: held(follower, 1, 2) == (0, False))
+        clock.now += 60
+        await until(lambda: held(follower, 1, 2) == (2, True))
+    assert "e is started over" in caplog.text
+
+
 @pytest.mark.parametrize("replays", [True, False])
 @on_a_loop
 async def test_a_restart_clears_the_pod_and_is_told_of_again(tmp_path, replays):
