@@ -17,6 +17,10 @@ from kvtiers.kvevents.messages import END_OF_REPLAY, SEQ_BYTES, Batch, KVEvent, 
 CHUNKS_PER_BATCH = 1024
 PATIENCE_S = 5.0
 """How long a reader may take nothing of a replay before it is given up."""
+LONGEST_S = 60.0
+"""How long a reader may take for a whole replay. Meanwhile nothing is published to anybody, and an
+engine whose publisher lets so much wait that it has no more room stops until it has.
+"""
 
 Numbered = tuple[int, bytes]
 """Sequence number and payload."""
@@ -110,25 +114,27 @@ def asked(frames: Sequence[bytes]) -> tuple[bytes, int] | None:
 def answer(
     socket: "zmq.Socket[bytes]", identity: bytes, topic: bytes, batches: Iterable[Numbered]
 ) -> bool:
-    """Send a replay; False if the reader is gone, or took nothing of it for too long.
+    """Send a replay; False if the reader is gone, or too slow.
 
     ``socket`` is a ROUTER with ``ROUTER_MANDATORY``: without that it drops what a slow reader has
     not taken, and the replay has gaps.
     """
+    end = time.monotonic() + LONGEST_S
     for seq, payload in batches:
-        if not _send(socket, (identity, b"", topic, seq.to_bytes(SEQ_BYTES, "big"), payload)):
+        frames = (identity, b"", topic, seq.to_bytes(SEQ_BYTES, "big"), payload)
+        if not _send(socket, frames, end):
             return False
-    return _send(socket, (identity, b"", b"", END_OF_REPLAY, b""))
+    return _send(socket, (identity, b"", b"", END_OF_REPLAY, b""), end)
 
 
-def _send(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> bool:
+def _send(socket: "zmq.Socket[bytes]", frames: Sequence[bytes], end: float) -> bool:
     until = None
     while True:
         try:
             socket.send_multipart(frames, zmq.DONTWAIT)
             return True
         except zmq.Again:
-            until = until or time.monotonic() + PATIENCE_S
+            until = until or min(end, time.monotonic() + PATIENCE_S)
             if time.monotonic() > until:
                 return False
             time.sleep(0.001)

@@ -156,6 +156,36 @@ def test_a_reader_that_takes_nothing_is_given_up(engine, asking, monkeypatch):
     gone.close(linger=0)
 
 
+class SlowReader:
+    """A socket, and the time: it has room for a message every ``every_s`` seconds."""
+
+    def __init__(self, every_s):
+        self.now, self.sent = 0.0, 0
+        self._every_s, self._room_at = every_s, 0.0
+
+    def send_multipart(self, frames, flags):
+        if self.now < self._room_at:
+            raise zmq.Again
+        self.sent += 1
+        self._room_at = self.now + self._every_s
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += max(seconds, 0.1)
+
+
+@pytest.mark.parametrize(("every_s", "whole"), [(0.5, True), (4.0, False)])
+def test_a_reader_that_takes_a_little_all_the_time_is_given_up(monkeypatch, every_s, whole):
+    reader = SlowReader(every_s)
+    monkeypatch.setattr(replay, "time", reader)
+    batches = [(n, b"x") for n in range(50)]
+    assert replay.answer(reader, b"who", b"", batches) is whole
+    assert reader.now < replay.LONGEST_S + 1
+    assert (reader.sent == 51) is whole
+
+
 def test_the_ring_is_bounded_by_bytes():
     ring = replay.ReplayRing(100)
     for n in range(50):
