@@ -110,6 +110,13 @@ def decode(record: bytes) -> Record:
     size = length(record[:HEAD_BYTES])
     if len(record) != size or zlib.crc32(record[4:]) != int.from_bytes(record[:4], "little"):
         raise Damaged("the checksum is another")
+    try:
+        return _decoded(record, size)
+    except (ValueError, TypeError, msgspec.DecodeError) as e:
+        raise Damaged(f"its parts do not fit together: {e}") from e
+
+
+def _decoded(record: bytes, size: int) -> Record:
     _, _, group, flags, count, block_size, start, parent, tail = _HEAD.unpack_from(record)
     stored = count - bool(flags & _LAST_IS_KEY)
     at = HEAD_BYTES + 8 * stored

@@ -1,3 +1,5 @@
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,15 @@ def test_a_damaged_record_is_refused(description, data):
         decode(bytes(record))
     with pytest.raises(Damaged):
         decode(bytes(record[:at]))
+
+
+def test_a_record_whose_parts_do_not_fit_is_damaged_whatever_its_checksum_says():
+    (chunk,) = prompt(1)
+    record = bytearray(encode(chunk.key, chunk.description))
+    record[11:13] = (0).to_bytes(2, "little")  # no hash at all, and the last one is the key's
+    record[:4] = zlib.crc32(record[4:]).to_bytes(4, "little")
+    with pytest.raises(Damaged, match="fit together"):
+        decode(bytes(record))
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
