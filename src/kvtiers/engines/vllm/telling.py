@@ -1,27 +1,24 @@
 """KV events of our tiers in vLLM's classes, in place of its tracker of offloading events.
 
-The scheduler's thread notes references: a request and a range of its tokens. The announcer's thread
-makes of them what GPU events say of the same blocks, and hands finished events back.
+The scheduler's thread notes references; the announcer's makes of them what GPU events say of the
+same blocks (:mod:`kvtiers.engines.vllm.describing`), and hands finished events back.
 """
 
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 import msgspec
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
-from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
 
 from kvtiers.chunks import Key
 from kvtiers.config import KVTiersConfig
+from kvtiers.engines.vllm.describing import How, Source, materialize
 from kvtiers.engines.vllm.logs import logger
 from kvtiers.events import DescriptionsDropped, EventsTold, Sink
-from kvtiers.hashing import event_hash
 from kvtiers.kvevents import messages
 from kvtiers.kvevents.announcer import Announcer
-from kvtiers.kvevents.descriptions import Description
 from kvtiers.kvevents.narrator import Narrator
 from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
@@ -30,76 +27,14 @@ from kvtiers.tiers.fs.folders import path_of
 MAX_READY = 65_536
 """Chunks told of that vLLM has not taken; then no more is told until it has."""
 
+_STORED = How.STORED
+"""Looking it up in the class costs as much as noting it."""
+
 _THEIRS: Mapping[type[messages.KVEvent], type[KVCacheEvent]] = {
     messages.BlockStored: BlockStored,
     messages.BlockRemoved: BlockRemoved,
     messages.AllBlocksCleared: AllBlocksCleared,
 }
-
-
-class How(Enum):
-    """Why a chunk was noted, and how its place is given."""
-
-    STORED = "stored"
-    """It is about to be stored; the index of the chunk."""
-    FOUND = "found"
-    """A lookup found it; the index of the chunk."""
-    STORED_PART = "stored part"
-    """As the first, of a state that ends within a block; the tokens before its end."""
-    FOUND_PART = "found part"
-
-
-_STORED = How.STORED
-"""Looking it up in the class costs as much as noting it."""
-
-Source = tuple[Any, Any, int, Key, How]
-"""Request, configuration of the group, place, key, and how it was noted."""
-
-
-def materialize(source: Source) -> tuple[Key, Description | None, bool]:
-    """What vLLM says of these blocks when they are on the device; None: it does not know them."""
-    request, config, place, key, how = source
-    span, per_block = config.tokens_per_chunk, config.tokens_per_block
-    per_hash = span // config.hashes_per_chunk
-    expected = how is How.STORED or how is How.STORED_PART
-    start, end = place * span, place * span + span
-    if how is How.STORED_PART or how is How.FOUND_PART:
-        start, end, per_block = (place - 1) // span * span, place, per_hash
-    step = per_block // per_hash
-    found = request.block_hashes[start // per_hash : end // per_hash][step - 1 :: step]
-    before = request.block_hashes[start // per_hash - 1] if start else None
-    tokens = request.all_token_ids[start:end]
-    if len(tokens) < end - start or len(found) * per_block < end - start or None in found:
-        return key, None, expected
-    adapter = request.lora_request
-    description = Description(
-        parent=None if before is None else event_hash(before),
-        hashes=[event_hash(h) for h in found],
-        tokens=tokens,
-        block_size=per_block,
-        start=start,
-        lora_id=None if adapter is None else adapter.adapter_id,
-        lora_name=None if adapter is None else adapter.name,
-        extra_keys=_extra_keys(request, range(start, end, per_block)),
-    )
-    return key, description, expected
-
-
-def _extra_keys(request: Any, blocks: range) -> Sequence[Sequence[Any] | None] | None:
-    """What the hashes of the blocks that start there cover beside tokens."""
-    has_some = (
-        request.mm_features
-        or request.lora_request
-        or request.cache_salt
-        or request.prompt_embeds is not None
-    )
-    if not has_some:
-        return None
-    keys = [generate_block_hash_extra_keys(request, at, at + blocks.step, 0)[0] for at in blocks]
-    if all(k is None for k in keys):
-        return None
-    told: Sequence[Sequence[Any] | None] | None = to_event_extra_keys(keys)
-    return told
 
 
 class ReadyEvents:

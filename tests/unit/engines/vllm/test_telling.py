@@ -7,7 +7,8 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
 from kvtiers.chunks import make_key
 from kvtiers.config import parse_config
-from kvtiers.engines.vllm.telling import ReadyEvents, build_tracker, materialize
+from kvtiers.engines.vllm.describing import materialize
+from kvtiers.engines.vllm.telling import ReadyEvents, build_tracker
 from kvtiers.events import PRIMARY, ChunksFound, ChunksRemoved, ChunksStored, Reason
 from kvtiers.hashing import event_hash
 from kvtiers.kvevents.spans import Place
