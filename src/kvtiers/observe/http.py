@@ -15,6 +15,8 @@ from typing import Any
 MAX_HEAD = 16 << 10
 """Bytes of the first line and all headers."""
 MAX_BODY = 4 << 20
+MAX_FIELDS = 32
+"""Of a query."""
 METHODS = ("GET", "HEAD", "POST")
 
 _REASONS = {
@@ -120,7 +122,10 @@ def parse(head: bytes) -> Asked:
     if not target.startswith("/"):
         raise Refused(400, "the request names no path")
     path, _, query = target.partition("?")
-    pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, max_num_fields=32)
+    try:
+        pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise Refused(400, f"the query has more than {MAX_FIELDS} fields") from None
     return Asked(method, urllib.parse.unquote(path), dict(pairs), headers)
 
 
@@ -147,7 +152,7 @@ def meant_for(headers: Mapping[str, str], names: Collection[str]) -> bool:
     if host is None:
         return False
     origin = headers.get("origin")
-    if origin is not None and urllib.parse.urlsplit(origin).netloc != headers.get("host"):
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
         return False
     return host in names or host == "localhost" or _is_address(host)
 

@@ -7,6 +7,7 @@ request is the one event that tells of its lookups, so to record costs an append
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from sys import getsizeof
 
 from kvtiers.events import Event, LookupsSettled
 
@@ -83,7 +84,7 @@ class Recorder:
 
 def weight(event: LookupsSettled) -> int:
     """Bytes of memory that an event takes, about; rather more than less."""
-    return _BYTES + len(event.request_id) + _BYTES_OF_RUN * len(event.runs)
+    return _BYTES + getsizeof(event.request_id) + _BYTES_OF_RUN * len(event.runs)
 
 
 def _is(name: str, wanted: str) -> bool:

@@ -10,11 +10,12 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
 from kvtiers.observe.http import MAX_HEAD, Answer, Asked, Refused, meant_for, read, said, written
+from kvtiers.tiers.lanes import start_daemon
 
 _log = logging.getLogger("kvtiers")
 
@@ -29,6 +30,7 @@ class Limits:
     """What clients may take."""
 
     connections: int = 32
+    """That are answered; as many more are told that these are too many, and others nothing."""
     read_s: float = 5.0
     """For a whole request."""
     answer_s: float = 30.0
@@ -60,7 +62,7 @@ class Observer:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._executor = ThreadPoolExecutor(_ANSWERING, "kvtiers-observe-answer")
+        self._answering = asyncio.Semaphore(_ANSWERING)
 
     @property
     def port(self) -> int:
@@ -100,7 +102,6 @@ class Observer:
                 loop.call_soon_threadsafe(stop.set)
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, listening: socket.socket, ready: threading.Event) -> None:
         try:
@@ -122,12 +123,15 @@ class Observer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1
+        writer.transport.set_write_buffer_limits(0)
         try:
-            with suppress(OSError, TimeoutError):  # the client went away, or took nothing
-                await self._exchange(reader, writer)
+            if self._open <= 2 * self._limits.connections:
+                with suppress(OSError, TimeoutError):  # the client went away, or took nothing
+                    await self._exchange(reader, writer)
         finally:
             self._open -= 1
-            writer.close()
+            # ``close`` would keep what the client does not take, for as long as it likes.
+            writer.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head_only, whole = False, False
@@ -158,17 +162,38 @@ class Observer:
                 "this host name is not the observer's: use its address, or put the name into "
                 "names of observe in kv_connector_extra_config",
             )
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limits.answer_s):
-                return await loop.run_in_executor(self._executor, self._answer, asked)
+                await self._answering.acquire()
+                return await asyncio.wrap_future(self._begun(asked))
         except (Refused, TimeoutError):
             raise
         except Exception:
             if not self._complained:
                 self._complained = True
-                _log.exception("observe: %s failed, said once", asked.path)
+                _log.exception("observe: %a failed, said once", asked.path)
             return said(500, {"error": "the observer failed: its engine's log says how"})
+
+    def _begun(self, asked: Asked) -> "Future[Answer]":
+        """An answer that is being made, by a thread that no end of the process waits for."""
+        loop, made = asyncio.get_running_loop(), Future[Answer]()
+        made.set_running_or_notify_cancel()  # who waits may give up, the thread goes on
+
+        def work() -> None:
+            try:
+                made.set_result(self._answer(asked))
+            except Exception as e:
+                made.set_exception(e)
+            finally:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._answering.release)
+
+        try:
+            start_daemon(work, "kvtiers-observe-answer")
+        except RuntimeError:  # there are no more threads
+            self._answering.release()
+            raise
+        return made
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""

@@ -57,6 +57,10 @@ def test_an_event_weighs_no_less_than_it_takes() -> None:
         assert took <= kept._bytes, f"{runs} runs take {took}, said are {kept._bytes}"
 
 
+def test_a_long_id_weighs_what_it_takes() -> None:
+    assert weight(event("\N{GRINNING FACE}" * 1000)) > 4000
+
+
 def test_what_a_client_was_told_is_found() -> None:
     kept = recorder()
     for name in ("cmpl-1-0-aaaa", "cmpl-12-0-bbbb", "chatcmpl-77-cccc", "cmpl-1-1-dddd", "77"):

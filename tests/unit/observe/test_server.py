@@ -1,11 +1,14 @@
 """The observer over real sockets: what it answers, and what hostile or broken clients get."""
 
+import asyncio
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -233,6 +236,9 @@ def test_another_origin_is_refused(server: Observer) -> None:
         (b"GET http://127.0.0.1/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n folded: yes\r\n\r\n", 400),
+        (b"GET /?" + b"a=1&" * 33 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nOrigin: http://[\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: [\r\n\r\n", 421),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
         (b"GET / HTTP/1.1\r\n\r\n", 421),
@@ -266,6 +272,62 @@ def test_there_are_few_connections_and_room_again_after_them(server: Observer) -
     while server._open:
         time.sleep(0.001)
     assert get(server.port, "/")[0] == 200
+
+
+def test_beyond_twice_as_many_connections_are_closed_unanswered(server: Observer) -> None:
+    with ExitStack() as idle:
+        for count in range(1, 3):
+            idle.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+            while server._open < count:
+                time.sleep(0.001)
+        server._open += 2  # others that are told that these are too many
+        try:
+            with pytest.raises((ConnectionError, IndexError)):
+                get(server.port, "/")
+        finally:
+            server._open -= 2
+
+
+def test_nothing_is_kept_for_a_client_that_takes_nothing() -> None:
+    large = Answer(200, b"x" * (16 << 20))
+    sent: list[asyncio.StreamWriter] = []
+
+    class Watched(Observer):
+        async def _exchange(
+            self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            sent.append(writer)
+            await super()._exchange(reader, writer)
+
+    made = Watched(lambda asked: large, "127.0.0.1", 0, limits=Limits(write_s=0.1))
+    assert made.start()
+    try:
+        with socket.create_connection(("127.0.0.1", made.port), timeout=20) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while not sent or made._open:
+                time.sleep(0.001)
+            assert sent[0].transport.get_write_buffer_size() == 0
+            assert len(rest(connection)) < 16 << 20
+    finally:
+        made.close()
+
+
+def test_the_process_ends_while_an_answer_hangs() -> None:
+    program = """
+import socket, threading
+from kvtiers.observe.server import Observer
+asked = threading.Event()
+def answer(request):
+    asked.set()
+    threading.Event().wait()
+made = Observer(answer, "127.0.0.1", 0)
+assert made.start()
+client = socket.create_connection(("127.0.0.1", made.port))
+client.sendall(b"GET / HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+asked.wait()
+made.close()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_an_answer_that_hangs_or_fails_costs_only_itself(caplog: pytest.LogCaptureFixture) -> None:
