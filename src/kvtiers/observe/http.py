@@ -14,7 +14,8 @@ from typing import Any
 
 MAX_HEAD = 16 << 10
 """Bytes of the first line and all headers."""
-MAX_BODY = 4 << 20
+MAX_BODY = 10 << 20
+"""As many keys as may be asked about at once, the longest that there are, fit into it."""
 MAX_FIELDS = 32
 """Of a query."""
 METHODS = ("GET", "HEAD", "POST")

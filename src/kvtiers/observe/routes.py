@@ -15,7 +15,7 @@ from kvtiers.observe.residency import Explain
 
 MAX_KEYS = 65_536
 _LIMIT = 50
-_KEY_BYTES = range(1 + GROUP_BYTES, 65 + GROUP_BYTES)
+KEY_BYTES = range(1 + GROUP_BYTES, 65 + GROUP_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,6 @@ def _key(text: Any) -> Key:
         key = binascii.unhexlify(text) if isinstance(text, str) else b""
     except ValueError:
         key = b""
-    if len(key) not in _KEY_BYTES:
+    if len(key) not in KEY_BYTES:
         raise Refused(400, "one of the keys is no digest and group in hexadecimal")
     return Key(key)

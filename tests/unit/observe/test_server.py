@@ -1,6 +1,7 @@
 """The observer over real sockets: what it answers, and what hostile or broken clients get."""
 
 import asyncio
+import json
 import logging
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from kvtiers.errors import ConfigError
 from kvtiers.events import PRIMARY
 from kvtiers.observe.http import MAX_BODY, MAX_HEAD, Answer, Asked, said
 from kvtiers.observe.pages import read_pages
-from kvtiers.observe.routes import MAX_KEYS
+from kvtiers.observe.routes import KEY_BYTES, MAX_KEYS
 from kvtiers.observe.server import Limits, Observer
 from tests.unit.cli.cli_kit import KEYS, NAMESPACE, Tier
 from tests.unit.observe.observer_kit import World, get, parsed, raw, rest, world
@@ -157,6 +158,11 @@ def test_a_post_is_for_keys_only_and_json(live: World) -> None:
     assert parsed(raw(port, head.encode() + b"\r\n" + body))[0] == 415, "as a foreign form sends it"
     assert get(port, "/state", "POST")[0] == 405
     assert get(port, "/state", "DELETE")[0] == 405
+
+
+def test_as_many_keys_as_may_be_fit_into_a_body():
+    keys = ["ff" * KEY_BYTES[-1]] * MAX_KEYS
+    assert len(json.dumps({"keys": keys})) <= MAX_BODY
 
 
 def test_too_many_keys_are_refused(live: World) -> None:
