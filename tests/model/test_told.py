@@ -76,7 +76,7 @@ class Wire:
     def ask(self, start):
         if start:
             return self.ring.since(start)
-        return [*from_the_beginning(self.narrator, self.ring.next_seq, 0.0, None)]
+        return [*from_the_beginning(self.narrator.told, self.ring.next_seq, 0.0, None)]
 
     def deliver(self):
         """Only at rest: what was said arrives, as far as it is not lost."""

@@ -134,7 +134,8 @@ class Announcer:
 
     def _run(self) -> None:
         try:
-            while not (self._stop and not self.notes.waiting):
+            whole = self._recall()
+            while whole and not (self._stop and not self.notes.waiting):
                 self._turn()
         except Exception:  # the fence: events are an extra, the engine must not end for them
             self._dead = True
@@ -147,6 +148,18 @@ class Announcer:
             for waiter in self._waiters:
                 waiter.set()
             self._end()
+
+    def _recall(self) -> bool:
+        """Whether it was not stopped. What is noted meanwhile waits, as when readers are slow."""
+        try:
+            for count, _ in enumerate(self._narrator.recall(), start=1):
+                if count % CHUNKS_AT_ONCE == 0:
+                    if self._stop:
+                        return False
+                    time.sleep(0)
+        except OSError as e:
+            _log.warning("what described KV cache before cannot all be read, hashes must do: %s", e)
+        return True
 
     def _end(self) -> None:
         for close in (self._outlet.close, self._narrator.close):

@@ -6,7 +6,7 @@ say it: at worst it is found by going through the table. Owned by one thread.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvtiers.chunks import Key, key_group
 from kvtiers.events import ChunksFound, ChunksRemoved, ChunksStored, Event, TierReachable
@@ -42,7 +42,10 @@ class Narrator:
     def __init__(
         self, places: Mapping[str, Place], groups: Mapping[int, Group], side: SideFile | None
     ) -> None:
-        """``places``: the tiers that are told of, by label. Raises OSError if ``side`` fails."""
+        """``places``: the tiers that are told of, by label.
+
+        ``recall`` is to be gone through before news are taken.
+        """
         self._table = ResidencyTable()
         self._shelf = None if side is None else Shelf(side, self._table)
         self._bits: dict[str, int] = {}
@@ -75,6 +78,11 @@ class Narrator:
         self._bits[label], self._places[bit] = bit, place
 
     # -- in ------------------------------------------------------------------------------------
+
+    def recall(self) -> Iterator[None]:
+        """Take up what was described before, one chunk for each item. Raises OSError."""
+        if self._shelf is not None:
+            yield from self._shelf.recall()
 
     def take(self, event: Event) -> None:
         """Something happened."""

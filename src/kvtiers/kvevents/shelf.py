@@ -17,17 +17,26 @@ class Shelf:
     """Descriptions in a side file, for the chunks of one table. Owned by one thread."""
 
     def __init__(self, side: SideFile, table: ResidencyTable) -> None:
-        """The table learns of all that is in the file. Raises OSError."""
+        """What is in the file already is there after ``recall``."""
         self._side = side
         self._table = table
         self._recent: dict[int, Description] = {}
         """What was described lately, by place: most of it is told of at once."""
         self._dropped = 0
         """Chunks that the table forgot since room was made last."""
-        for place, record in side.load():
+        self._compacted_len = 0
+
+    def recall(self) -> Iterator[None]:
+        """Have the table learn of all that is in the file, one chunk for each item.
+
+        A full file takes a minute and more: the engine's start must not wait for it. To be gone
+        through before anything else is asked. Raises OSError.
+        """
+        for place, record in self._side.load():
             name = named(int.from_bytes(record.tail[-8:], "big"), record.group)
-            table.put(name, Known(place, record.description.start, 0, 0, record.group))
-        self._compacted_len = len(table)
+            self._table.put(name, Known(place, record.description.start, 0, 0, record.group))
+            yield
+        self._compacted_len = len(self._table)
 
     def put(self, key: Key, description: Description) -> int | None:
         """The place of a description from now on; None: there is no room for it.

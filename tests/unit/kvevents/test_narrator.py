@@ -1,6 +1,6 @@
 """Said is the difference between what is and what was said, parents first."""
 
-from collections import Counter
+from collections import Counter, deque
 
 import pytest
 
@@ -25,6 +25,7 @@ class Story:
     def __init__(self, folder=None, max_bytes=1 << 20, side=True):
         made = SideFile(None if folder is None else str(folder), "d", max_bytes) if side else None
         self.narrator = Narrator(PLACES, FULL, made)
+        deque(self.narrator.recall(), maxlen=0)
         self.llmd, self.dynamo = Llmd(), Dynamo(BLOCK)
         self.said = []
 
