@@ -9,6 +9,7 @@ before and after the store, with its statistics asked for, and the tier takes ev
 That is timed as it is, in processor time of the thread. After every few requests what was told
 meanwhile is told again, event by event, to metrics of its own, and statistics are asked for at the
 same times: that is the watching.
+The share is of the time of both: an engine that is watched takes so much longer.
 Prints::
 
     SHARE observe.metrics <counting events, reading gauges, sending; over the whole>
@@ -151,9 +152,11 @@ def share(engine: Engine, watcher: Watcher) -> tuple[float, float, int]:
     events = 0
     prompts = engine.prompts()
     for first in range(0, len(prompts), IN_A_ROW):
-        whole += engine.serve(prompts[first : first + IN_A_ROW])
+        served = engine.serve(prompts[first : first + IN_A_ROW])
         told = engine.tape.take()
-        watching += watcher.hear(told)
+        watched = watcher.hear(told)
+        watching += watched
+        whole += served + watched
         events += sum(type(entry) is not Step for entry in told)
     return watching, whole, events
 

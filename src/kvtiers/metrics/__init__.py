@@ -48,9 +48,6 @@ _SETTLE_AT = 1024
 """Values of one kind that are not in a histogram."""
 
 
-_SECONDS = {hop: f"{hop}_seconds" for hop in Hop}
-
-
 class Sample(NamedTuple):
     """What gathered since the last ``take``."""
 
@@ -86,6 +83,7 @@ class Metrics:
         }
         counts = self._counts
         self._n_bytes = counts["bytes"]
+        self._n_copied = counts["copied"]
         self._n_hits = counts["hits"]
         self._n_loaded_tokens = counts["loaded_tokens"]
         self._n_lookups = counts["lookups"]
@@ -97,8 +95,12 @@ class Metrics:
         self._n_stored = counts["stored"]
         self._taken: dict[tuple[str, Labels], float] = {}
         """Counters when they were last taken."""
-        self._observed: defaultdict[tuple[str, Labels], list[float]] = defaultdict(list)
-        """Values that are in no histogram yet."""
+        self._observed: dict[str, defaultdict[Labels, list[float]]] = {
+            name: defaultdict(list) for name in BUCKETS
+        }
+        """Values that are in no histogram yet. The lists stay, and are emptied."""
+        self._took = {hop: self._observed[f"{hop}_seconds"] for hop in Hop}
+        self._offers = self._observed["store_offered"][()]
         self._untaken: defaultdict[tuple[str, Labels], list[float]] = defaultdict(list)
         """Values that are, and were not taken."""
         self.histograms: dict[tuple[str, Labels], list[float]] = {}
@@ -147,17 +149,20 @@ class Metrics:
 
     def settle(self) -> None:
         """Put what was observed into the histograms."""
-        if not self._observed:
-            return
-        observed, self._observed = self._observed, defaultdict(list)
-        for (name, labels), values in observed.items():
-            untaken = self._untaken[name, labels]
-            untaken += values[: _MAX_UNTAKEN - len(untaken)]
-            bounds = BUCKETS[name]
-            counts = self.histograms.setdefault((name, labels), [0] * (len(bounds) + 2))
-            for value in values:
-                counts[bisect_left(bounds, value)] += 1
-                counts[-1] += value
+        for name, by_labels in self._observed.items():
+            for labels, values in by_labels.items():
+                if values:
+                    self._put((name, labels), values)
+                    values.clear()
+
+    def _put(self, key: tuple[str, Labels], values: list[float]) -> None:
+        untaken = self._untaken[key]
+        untaken += values[: _MAX_UNTAKEN - len(untaken)]
+        bounds = BUCKETS[key[0]]
+        counts = self.histograms.setdefault(key, [0] * (len(bounds) + 2))
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        counts[-1] += sum(values)
 
     def take(self) -> Sample:
         """What gathered since the last call."""
@@ -176,26 +181,27 @@ class Metrics:
         self._stays.check()
         before, totals = self._taken, self.totals
         assert all(n >= before.get(key, 0.0) for key, n in totals.items()), "a counter went down"
-        for name, values in self._untaken.items():
-            assert len(values) <= _MAX_UNTAKEN, f"{name}: more values wait than may"
-            assert sum(self.histograms[name][:-1]) >= len(values), f"{name}: values are lost"
-        for name, values in self._observed.items():
-            assert len(values) < _SETTLE_AT, f"{name}: values are not settled"
+        for key, values in self._untaken.items():
+            assert len(values) <= _MAX_UNTAKEN, f"{key}: more values wait than may"
+            assert sum(self.histograms[key][:-1]) >= len(values), f"{key}: values are lost"
+        for name, by_labels in self._observed.items():
+            waiting = max(map(len, by_labels.values()), default=0)
+            assert waiting < _SETTLE_AT, f"{name}: values are not settled"
 
     def __repr__(self) -> str:
         jobs = sum(jobs for jobs, _ in self.active.values())
         return f"<Metrics {len(self.totals)} counters, {jobs} jobs in flight>"
 
-    def _observe(self, name: str, labels: Labels, value: float) -> None:
-        values = self._observed[name, labels]
+    def _observe(self, values: list[float], value: float) -> None:
         values.append(value)
         if len(values) >= _SETTLE_AT:
             self.settle()
 
     def _looked_up(self, e: LookedUp) -> None:
-        self._n_lookups[(e.tier,)] += e.queries
+        label = (e.tier,)
+        self._n_lookups[label] += e.queries
         if e.hits:
-            self._n_hits[(e.tier,)] += e.hits
+            self._n_hits[label] += e.hits
 
     def _settled(self, e: LookupsSettled) -> None:
         for (tier, reason), chunks in e.missed.items():
@@ -207,9 +213,9 @@ class Metrics:
 
     def _lookup_timed(self, e: LookupTimed) -> None:
         if e.seconds is not None:
-            self._observe("lookup_seconds", (e.tier,), e.seconds)
+            self._observe(self._observed["lookup_seconds"][(e.tier,)], e.seconds)
         if e.waited_s is not None:
-            self._observe("lookup_waited_seconds", (e.tier,), e.waited_s)
+            self._observe(self._observed["lookup_waited_seconds"][(e.tier,)], e.waited_s)
 
     def _stored(self, e: ChunksStored) -> None:
         self._n_stored[(e.tier,)] += len(e.keys)
@@ -218,7 +224,7 @@ class Metrics:
     def _prompted(self, e: ChunksPrompted) -> None:
         self._n_prompted[()] += len(e.keys)
         for distance in self._recurrence.ask(e.keys):
-            self._observe("reuse_distance", (), distance)
+            self._observe(self._observed["reuse_distance"][()], distance)
 
     def _generated(self, e: ChunksGenerated) -> None:
         self._recurrence.generated(e.keys)
@@ -231,7 +237,7 @@ class Metrics:
         self._n_removed[(e.tier, e.reason)] += len(e.keys)
         stayed = self._stays.left(e.tier, e.keys, self._clock())
         for seconds in stayed if e.reason is Reason.EVICTED else ():
-            self._observe("evicted_age", (e.tier,), seconds)
+            self._observe(self._observed["evicted_age"][(e.tier,)], seconds)
 
     def _declined(self, e: ChunksDeclined) -> None:
         self._counts["declined"][(e.hop, e.tier, e.reason)] += e.chunks
@@ -242,7 +248,8 @@ class Metrics:
         active[1] += e.chunks
 
     def _finished(self, e: TransferFinished) -> None:
-        active = self.active.setdefault((e.hop, e.tier), [0, 0])
+        key = (e.hop, e.tier)
+        active = self.active.setdefault(key, [0, 0])
         active[0] -= 1
         active[1] -= e.done + e.failed
         if e.failed:
@@ -250,15 +257,15 @@ class Metrics:
             self._counts["jobs_failed"][(e.hop, e.tier, reason)] += 1
             self._counts["chunks_failed"][(e.hop, e.tier, reason)] += e.failed
         if e.done:
-            self._n_bytes[(e.hop, e.tier)] += e.bytes
-            self._n_seconds[(e.hop, e.tier)] += e.seconds
-            self._observe(_SECONDS[e.hop], (e.tier,), e.took_s)
+            self._n_bytes[key] += e.bytes
+            self._n_seconds[key] += e.seconds
+            self._observe(self._took[e.hop][(e.tier,)], e.took_s)
 
     def _copied(self, e: ChunksCopied) -> None:
-        self._counts["copied"][(e.hop,)] += e.chunks
-        self._observe(_SECONDS[e.hop], (), e.seconds)
+        self._n_copied[(e.hop,)] += e.chunks
+        self._observe(self._took[e.hop][()], e.seconds)
         if e.waited_s is not None:
-            self._observe("request_wait_seconds", (), e.waited_s)
+            self._observe(self._observed["request_wait_seconds"][()], e.waited_s)
 
     def _exchanged(self, e: ChunksExchanged) -> None:
         self._counts["peer_chunks"][(e.direction,)] += e.chunks
@@ -274,7 +281,7 @@ class Metrics:
         self._counts["untold"][()] += e.chunks
 
     def _offered(self, e: StoreOffered) -> None:
-        self._observe("store_offered", (), e.chunks)
+        self._observe(self._offers, e.chunks)
 
     def _warmed_up(self, e: WarmedUp) -> None:
         for outcome, chunks in e._asdict().items():

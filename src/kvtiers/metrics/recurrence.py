@@ -56,11 +56,11 @@ class Recurrence:
         distances = []
         some = self._sampled(keys)
         for key in some:
-            self.new += self._seen.add(key) * self._one_in
-            if key < _MEASURED:
-                others = self._use(key)
-                if others is not None:
-                    distances.append(others * ONE_IN)
+            others = self._use(key) if key < _MEASURED else None
+            if others is None:
+                self.new += self._seen.add(key) * self._one_in
+            else:  # it went by before
+                distances.append(others * ONE_IN)
         self.asked += len(some) * self._one_in
         self._left -= len(some)
         if self._left <= 0 and self._one_in < ONE_IN:

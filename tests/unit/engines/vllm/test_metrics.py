@@ -1,6 +1,9 @@
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
 
 from kvtiers.engines.vllm.metrics import ALL_GAUGES_INTERVAL_S, StatsExporter, definitions
 from kvtiers.events import (
@@ -133,6 +136,18 @@ def test_while_there_will_be_another_step_what_happened_is_gathered(exporter: Ex
         assert sent.get(offered) == {0.0: {(): [3]}, INTERVAL_S: {(): [3, 3]}}.get(now)
     exporter.metrics(StoreOffered(3))
     assert exporter.sent(REST, INTERVAL_S, quiet=True)[offered] == {(): [3]}
+
+
+def test_many_values_at_once_are_what_vllm_makes_of_them_one_by_one() -> None:
+    metrics, theirs = Metrics(), OffloadingConnectorStats()
+    for seconds in (0.5, 0.25, 4.0):
+        metrics(LookupTimed("1:fs", waited_s=seconds))
+        name = "vllm:kv_offload_tiering_lookup_async_delay_seconds"
+        theirs.observe_histogram(name, seconds, ("1:fs",))
+    ours = StatsExporter(metrics, Gauges(metrics, [], 100)).take(REST, 0.0, quiet=True)
+    assert ours is not None
+    for part, values in theirs.data.items():
+        assert ours.data[part][name] == values[name]
 
 
 def test_it_shows_whose_numbers_it_sends() -> None:
