@@ -35,12 +35,13 @@ from kvtiers.core.manager import ManagerOptions, TieringManager
 from kvtiers.engines.vllm.events import KVEvents
 from kvtiers.engines.vllm.manager import VllmManager
 from kvtiers.engines.vllm.metrics import StatsExporter
-from kvtiers.events import Event, Sink
+from kvtiers.events import Sink
 from kvtiers.host.index import HostIndex
 from kvtiers.host.policies import load_policy
 from kvtiers.metrics import Metrics
 from kvtiers.observe.gauges import Gauges
 from kvtiers.tiers.base import Job, JobOutcome, SecondaryTierManager
+from kvtiers.wiring import apart
 
 BATCH = 64
 """Chunks of a request."""
@@ -155,7 +156,7 @@ def manager_over(
 ) -> VllmManager:
     """Our manager with one tier, as ``wiring`` and the spec build it."""
     metrics = Metrics()
-    sink: Sink = metrics if listen is None else _both(metrics, listen)
+    sink = apart([metrics] if listen is None else [metrics, listen])
     core = TieringManager(
         index=HostIndex(slots, load_policy(policy, capacity=slots)),
         layout=ChunkLayout((GroupLayout(0, chunk_bytes, TOKENS),)),
@@ -173,14 +174,6 @@ def manager_over(
         sink=metrics,
         on_shutdown=lambda: None,
     )
-
-
-def _both(first: Sink, second: Sink) -> Sink:
-    def sink(event: Event) -> None:
-        first(event)
-        second(event)
-
-    return sink
 
 
 @dataclass(slots=True)

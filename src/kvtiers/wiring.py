@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ class Wired:
 
     manager: TieringManager
     metrics: Metrics
+    tell: Sink
+    """Tells all who listen, metrics among them, what happens beside the manager."""
     tiers: tuple[SecondaryTierManager, ...]
     peers: ServesPeers | None = None
     """The tier that gives chunks to other engines, if there is one."""
@@ -46,12 +49,12 @@ def wire(
     layout: ChunkLayout,
     namespace: Namespace,
     *,
-    listen: Sink | None = None,
+    listen: Sequence[Sink] = (),
     replica: int = 0,
 ) -> Wired:
     """Build the manager of one engine over ``region``.
 
-    Where one of its tiers serves peers, several threads may call it. ``listen`` is told every
+    Where one of its tiers serves peers, several threads may call it. ``listen`` are told every
     event; ``replica`` is the index of a data-parallel engine. Raises ConfigError, with nothing left
     running, if a policy or a tier cannot be had.
     """
@@ -59,17 +62,18 @@ def wire(
     index = _index(config, region, layout)
     tiers = _tiers(config, namespace, layout, Around(replica, lambda: region.buffer[:]))
     metrics = Metrics()
+    tell = apart([metrics, *listen])
     manager, peers = _manager(
         index=index,
         layout=layout,
         view=lambda slot, nbytes, writable: region.view(slot, nbytes, writable=writable),
         tiers=tiers,
-        sink=metrics if listen is None else both(metrics, listen),
+        sink=tell,
         options=_options(config),
     )
     if hot:
         manager.warm(hot)
-    return Wired(manager, metrics, tiers, peers)
+    return Wired(manager, metrics, tell, tiers, peers)
 
 
 def _manager(**parts: Any) -> tuple[TieringManager, ServesPeers | None]:
@@ -157,11 +161,24 @@ def _options(config: KVTiersConfig) -> ManagerOptions:
     )
 
 
-def both(first: Sink, second: Sink) -> Sink:
-    """A sink that passes every event on to two."""
+def apart(listeners: Sequence[Sink]) -> Sink:
+    """A sink that passes every event on to all of these, in their order.
+
+    Who fails is told no more, and the log says so: who watches must not end what is watched.
+    """
+    listening = tuple(listeners)
 
     def sink(event: Event) -> None:
-        first(event)
-        second(event)
+        nonlocal listening
+        for listener in listening:
+            try:
+                listener(event)
+            except Exception:
+                listening = tuple(other for other in listening if other is not listener)
+                _log.exception(
+                    "%r failed and is told of no more events; the engine goes on with all the rest."
+                    " Please report the traceback.",
+                    listener,
+                )
 
     return sink

@@ -110,7 +110,7 @@ class Life:
             },
         ]
         config = parse_config({"cpu_bytes_to_use": 8 * PAGE_BYTES, "secondary_tiers": tiers})
-        self.manager = wire(config, self.region, LAYOUT, NAMESPACE, listen=self.announcer).manager
+        self.manager = wire(config, self.region, LAYOUT, NAMESPACE, listen=[self.announcer]).manager
         self.names = itertools.count()
 
     def step(self):

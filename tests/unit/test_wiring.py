@@ -11,6 +11,7 @@ from kvtiers.config import parse_config
 from kvtiers.core.exclusive import ExclusiveManager
 from kvtiers.core.manager import TieringManager
 from kvtiers.errors import ConfigError
+from kvtiers.events import WarmedUp
 from kvtiers.host.index import HostIndex
 from kvtiers.host.region import Region
 from kvtiers.host.sized import SizedIndex
@@ -20,7 +21,7 @@ from kvtiers.tiers.base import Around
 from kvtiers.tiers.hot import HotPrefix, write_hot_list
 from kvtiers.tiers.p2p.build import build_configured
 from kvtiers.tiers.p2p.options import P2POptions
-from kvtiers.wiring import wire
+from kvtiers.wiring import apart, wire
 from tests.unit.cli.cli_kit import CHUNK, KEYS, NAMESPACE, OTHER, Tier, good, kvtiers
 from tests.unit.tiers.tier_kit import LAYOUT, filled
 
@@ -190,3 +191,19 @@ def test_without_peers_nothing_is_locked(tmp_path):
         wired = wire(config, region, LAYOUT, NAMESPACE)
         assert type(wired.manager) is TieringManager
         assert wired.peers is None
+
+
+def test_a_listener_that_fails_is_told_no_more_and_hurts_nobody(caplog):
+    heard, failed = [], []
+
+    def broken(event):
+        failed.append(event)
+        raise RuntimeError("a bug")
+
+    tell = apart([broken, heard.append])
+    events = [WarmedUp(1), WarmedUp(2)]
+    for event in events:
+        tell(event)
+    assert (heard, failed) == (events, events[:1])
+    assert "is told of no more events" in caplog.text
+    assert "a bug" in caplog.text

@@ -83,7 +83,7 @@ def world(
     assert isinstance(config.observe, ObserveConfig)
     recorder = recorder_of(config.observe)
     assert recorder is not None
-    wired = wire(config, region, LAYOUT, NAMESPACE, listen=recorder)
+    wired = wire(config, region, LAYOUT, NAMESPACE, listen=[recorder])
     gauges = Gauges(wired.metrics, wired.manager.tiers, CHUNK)
     observed = Observed(
         model="m",

@@ -101,6 +101,8 @@ class VllmManager(OffloadingManager):
         self.inert = False
         self._clock = clock
         self._stats = stats
+        self._counted = True
+        """Whether statistics could be made up so far."""
         self.events = events
         self.events_are_due: Callable[[], bool] = lambda: False
         """Whether there are KV events that only a step would hand over."""
@@ -296,9 +298,19 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: None)
     def get_stats(self) -> Any:
         """What gathered since the last call, under vLLM's metric names."""
-        with self.core.exclusive:
-            core = self.core
-            return self._stats.take(core.use, self._clock(), quiet=core.quiet)
+        if not self._counted:
+            return None
+        try:
+            with self.core.exclusive:
+                core = self.core
+                return self._stats.take(core.use, self._clock(), quiet=core.quiet)
+        except Exception:
+            self._counted = False
+            logger.exception(
+                "kvtiers could not make up its statistics and sends none any more; offloading goes "
+                "on. Please report the traceback."
+            )
+            return None
 
     # -- new in vLLM 0.33 ------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from kvtiers.engines.vllm.refusals import (
     refuse_without_facts,
 )
 from kvtiers.engines.vllm.worker import CopyWorker, ReportingWorker
-from kvtiers.events import PRIMARY, tier_label
+from kvtiers.events import PRIMARY, Sink, tier_label
 from kvtiers.host.region import Region, check_capacity, sweep
 from kvtiers.host.slabs import SizeClasses, slab_bytes_for
 from kvtiers.kvevents.spans import Place
@@ -57,7 +57,7 @@ from kvtiers.metrics.names import EVENT_QUEUE
 from kvtiers.observe.assemble import Observed, recorder_of, start_observer
 from kvtiers.observe.gauges import Gauges
 from kvtiers.tiers.base import SecondaryTierManager
-from kvtiers.wiring import both, wire
+from kvtiers.wiring import wire
 
 
 class KVTiersSpec(OffloadingSpec):
@@ -233,7 +233,7 @@ class KVTiersSpec(OffloadingSpec):
             region.touch_ahead()  # their lanes read and write it in this process
         replica = self.config.parallel.data_parallel_index
         recorder = recorder_of(settings.observe)
-        listen = events if recorder is None else both(events, recorder)
+        listen: list[Sink] = [events] if recorder is None else [events, recorder]
         wired = wire(settings, region, record.layout, namespace, listen=listen, replica=replica)
         events.places = {PRIMARY: HOST, **_places(settings, wired.tiers)}
         self._report(region, record, namespace, wired.manager)
@@ -245,7 +245,7 @@ class KVTiersSpec(OffloadingSpec):
             clock=time.monotonic,
             stats=StatsExporter(wired.metrics, gauges),
             events=events,
-            sink=wired.metrics,
+            sink=wired.tell,
             on_shutdown=region.close,
             shutdown_deadline_s=settings.shutdown_deadline_s,
         )

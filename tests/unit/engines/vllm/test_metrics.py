@@ -5,6 +5,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
 )
 
+from bench.sides import ours
 from kvtiers.engines.vllm.metrics import ALL_GAUGES_INTERVAL_S, StatsExporter, definitions
 from kvtiers.events import (
     PRIMARY,
@@ -153,3 +154,18 @@ def test_many_values_at_once_are_what_vllm_makes_of_them_one_by_one() -> None:
 def test_it_shows_whose_numbers_it_sends() -> None:
     assert "1 known" not in repr(Exporter(Tier("1:fs"))._exporter)
     assert "1:fs, slots of 100 bytes" in repr(Exporter(Tier("1:fs"))._exporter)
+
+
+def test_statistics_that_cannot_be_made_up_cost_no_offloading(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = ours(slots=4)
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(StatsExporter, "take", broken)
+    assert manager.get_stats() is None
+    assert manager.get_stats() is None
+    assert not manager.inert
+    assert caplog.text.count("sends none any more") == 1
