@@ -288,7 +288,11 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: False)
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although it has nothing to schedule."""
-        return self.core.has_pending_work(self._clock()) or self.events_are_due()
+        return (
+            self.core.has_pending_work(self._clock())
+            or self.events_are_due()
+            or (self._stats.withheld and self._counted)
+        )
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Residency changes since the last call."""

@@ -59,14 +59,17 @@ class StatsExporter:
         self._sent: Values = {}
         """Gauges as last sent: one that stands still is not sent again in every step."""
         self._taken_at = self._all_sent_at = -math.inf
+        self.withheld = False
+        """Whether the last call gave nothing, so that a further step is needed."""
 
     def take(self, use: HostUse, now: float, *, quiet: bool) -> OffloadingConnectorStats | None:
         """What gathered since the last call, and gauges that moved since they were last read.
 
-        None if that is to wait for another step, of which there will be one unless ``quiet``:
-        vLLM asks in every step, and would pay for it in every step.
+        None if that is to wait for another step: vLLM asks in every step, and would pay for it in
+        every step. Not if all is ``quiet``, when there may be no further one.
         """
-        if not quiet and now - self._taken_at < INTERVAL_S:
+        self.withheld = not quiet and now - self._taken_at < INTERVAL_S
+        if self.withheld:
             return None
         self._taken_at = now
         stats = OffloadingConnectorStats()

@@ -34,10 +34,10 @@ class Exporter:
     def __init__(self, *tiers: Tier) -> None:
         self.metrics = Metrics()
         self.gauges = Gauges(self.metrics, tiers, 100)
-        self._exporter = StatsExporter(self.metrics, self.gauges)
+        self.exporter = StatsExporter(self.metrics, self.gauges)
 
     def sent(self, use: HostUse, now: float, *, quiet: bool = True) -> dict[str, dict[Any, Any]]:
-        stats = self._exporter.take(use, now, quiet=quiet)
+        stats = self.exporter.take(use, now, quiet=quiet)
         if stats is None:
             return {}
         data = stats.data
@@ -152,8 +152,8 @@ def test_many_values_at_once_are_what_vllm_makes_of_them_one_by_one() -> None:
 
 
 def test_it_shows_whose_numbers_it_sends() -> None:
-    assert "1 known" not in repr(Exporter(Tier("1:fs"))._exporter)
-    assert "1:fs, slots of 100 bytes" in repr(Exporter(Tier("1:fs"))._exporter)
+    assert "1 known" not in repr(Exporter(Tier("1:fs")).exporter)
+    assert "1:fs, slots of 100 bytes" in repr(Exporter(Tier("1:fs")).exporter)
 
 
 def test_statistics_that_cannot_be_made_up_cost_no_offloading(
@@ -169,3 +169,15 @@ def test_statistics_that_cannot_be_made_up_cost_no_offloading(
     assert manager.get_stats() is None
     assert not manager.inert
     assert caplog.text.count("sends none any more") == 1
+
+
+def test_what_is_held_back_keeps_the_engine_stepping_until_it_is_sent() -> None:
+    manager, exporter = ours(slots=4), Exporter()
+    assert exporter.sent(REST, 10.0, quiet=False)
+    assert not exporter.exporter.withheld
+    assert exporter.sent(REST, 10.0 + INTERVAL_S / 2, quiet=False) == {}
+    assert exporter.exporter.withheld
+    manager._stats = exporter.exporter
+    assert manager.has_pending_work()
+    exporter.sent(REST, 10.0 + INTERVAL_S / 2, quiet=True)
+    assert not manager.has_pending_work()
