@@ -15,19 +15,18 @@ import zmq.asyncio
 
 from kvtiers.index.course import At, Course, Turn
 from kvtiers.index.options import Clock, Engine, IndexOptions
+from kvtiers.index.parts import parts
 from kvtiers.index.places import Pod
 from kvtiers.index.presence import Presence
 from kvtiers.index.shared import Shared
 from kvtiers.index.sockets import Link, Live, Message, replayed
-from kvtiers.kvevents.messages import AllBlocksCleared, MalformedEvent, decode
+from kvtiers.kvevents.messages import MalformedEvent, decode
 
 _log = logging.getLogger("kvtiers.index")
 
 _LOOK_S = 0.5
 """How often it is looked whether something is due while nothing comes."""
 _MAX_RETRY_S = 60.0
-_BLOCKS_AT_ONCE = 4096
-"""After so many told blocks, questions have their turn."""
 
 
 @dataclass(slots=True)
@@ -62,7 +61,7 @@ class Follower:
         self.counts = Counts()
         self.connected = False
         self.at: At | None = None
-        """None: nothing is known, or nothing was said yet."""
+        """None: nothing is known, or was said yet."""
         self.course = Course()
         self._presence = presence
         self._options = options
@@ -202,9 +201,11 @@ class Follower:
         """
         first: int | None = None
         asked = start or 0
+        until = asyncio.get_running_loop().time() + self._options.replay_timeout_s
         while True:
+            anew = start is None and first is None
             try:
-                came, ended = await self._replay_once(asked, anew=start is None and first is None)
+                came, ended = await self._replay_once(asked, until, anew=anew)
             except TimeoutError:
                 self.counts.failed_replays += 1
                 _log.warning("%s does not replay batch %d and later", self.engine.name, asked)
@@ -216,14 +217,15 @@ class Follower:
                 return first
             asked = self.course.next or 0
 
-    async def _replay_once(self, start: int, *, anew: bool) -> tuple[int | None, bool]:
+    async def _replay_once(
+        self, start: int, until: float, *, anew: bool
+    ) -> tuple[int | None, bool]:
         """The first number, and whether all came after it."""
         if self.engine.replay is None:
             return None, True
         self.counts.replays += 1
         first: int | None = None
-        timeout_s = self._options.replay_timeout_s
-        messages = replayed(self._context, self.engine.replay, start, timeout_s)
+        messages = replayed(self._context, self.engine.replay, start, until)
         async with aclosing(messages) as coming:
             async for message in coming:
                 if first is None:
@@ -262,15 +264,11 @@ class Follower:
             _log.warning("%s: batch %d is skipped: %s", self.engine.name, message.seq, e)
         else:
             self.counts.unknown += batch.unknown
-            told = 0
-            for event in batch.events:
-                self.counts.events += 1
-                self._presence.apply(self.engine.name, event)
-                if not isinstance(event, AllBlocksCleared):
-                    told += len(event.block_hashes)
-                if told >= _BLOCKS_AT_ONCE:
-                    told = 0
-                    await asyncio.sleep(0)
+            self.counts.events += len(batch.events)
+            for part in parts(batch.events):
+                for event in part:
+                    self._presence.apply(self.engine.name, event)
+                await asyncio.sleep(0)
         self.course.applied(message.seq)
         self.at = At.of(message.seq, message.payload)
 

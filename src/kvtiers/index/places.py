@@ -9,6 +9,9 @@ from kvtiers.kvevents.messages import BlockRemoved, BlockStored
 MAX_PLACES = 64
 """Of one pod; what it says of further ones is left out."""
 
+MAX_NAME = 256
+"""Characters of what names a tier, or a kind of group; longer ones are left out."""
+
 _DEVICE = "GPU"
 _WINDOWED = {
     "sliding_window": Attention.SLIDING,
@@ -57,7 +60,8 @@ class Group:
 
     def learn(self, event: BlockStored) -> None:
         """Whatever an event says of its group replaces what was said before."""
-        self.kind = event.kv_cache_spec_kind or self.kind
+        kind = event.kv_cache_spec_kind or ""
+        self.kind = kind if 0 < len(kind) <= MAX_NAME else self.kind
         self.window = max(0, event.kv_cache_spec_sliding_window or 0) or self.window
         self.block_size = max(0, event.block_size) or self.block_size
 

@@ -13,11 +13,13 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from kvtiers.index.blocks import Blocks
-from kvtiers.index.places import MAX_PLACES, Group, Place, Pod, Tier, tier_of
+from kvtiers.index.places import MAX_NAME, MAX_PLACES, Group, Place, Pod, Tier, tier_of
 from kvtiers.index.snapshot import Snapshot
 from kvtiers.kvevents.messages import AllBlocksCleared, BlockStored, KVEvent, hash_number
 
 _MEMO = 1 << 16
+_AT_ONCE = 4096
+"""After so many blocks room is made."""
 
 
 class Presence:
@@ -26,10 +28,11 @@ class Presence:
     def __init__(self, max_blocks: int) -> None:
         self.pods: dict[str, Pod] = {}
         self.blocks = Blocks(max_blocks)
+        self._max_more = max_blocks
         self.evicted = 0
         """How many blocks left for want of room."""
         self.unplaced = 0
-        """How many stores were left out, since their pod has too many places."""
+        """How many stores were left out: their pod has too many places, or names them too long."""
         self._more: dict[tuple[int, int], int] = {}
         """By bit and block, how often it is held there, beyond once."""
         self._free: list[int] = []
@@ -60,7 +63,7 @@ class Presence:
                 pod.complete = False
             elif blocks:
                 parent = event.parent_block_hash
-                self._add(place, blocks, None if parent is None else hash_number(parent))
+                self._add(pod, place, blocks, None if parent is None else hash_number(parent))
         elif (place := pod.places.get((tier_of(event), group))) is not None:
             self._remove(place, blocks)
 
@@ -120,22 +123,31 @@ class Presence:
             blocks = array("Q", packed)
             if place is not None and blocks:
                 place.last = None
-                self._add(place, blocks, None)
+                self._add(pod, place, blocks, None)
         places = list(pod.places.values())
         for n, block, count in snapshot.more:
             bit = places[n].bit if n < len(places) else 0
             if self.blocks.get(block) & bit:
                 self._more[bit, block] = count
 
-    def _add(self, place: Place, blocks: Sequence[int], parent: int | None) -> None:
+    def _add(self, pod: Pod, place: Place, blocks: Sequence[int], parent: int | None) -> None:
         # Blocks that come one by one, without a parent, mostly follow what came before.
         after = place.last if parent is None else parent
-        twice = self.blocks.add(blocks, place.bit, after)
-        place.blocks += len(blocks) - len(twice)
-        place.last = blocks[-1]
-        for block in twice:
-            self._more[place.bit, block] = self._more.get((place.bit, block), 0) + 1
-        self._forget(self.blocks.make_room())
+        for at in range(0, len(blocks), _AT_ONCE):
+            some = blocks[at : at + _AT_ONCE]
+            twice = self.blocks.add(some, place.bit, after)
+            place.blocks += len(some) - len(twice)
+            place.last = after = some[-1]
+            for block in twice:
+                self._once_more(pod, (place.bit, block))
+            self._forget(self.blocks.make_room())
+
+    def _once_more(self, pod: Pod, held: tuple[int, int]) -> None:
+        more = self._more.get(held, 0)
+        if more or len(self._more) < self._max_more:
+            self._more[held] = more + 1
+        else:
+            pod.complete = False  # the next removal takes it out, though it may be the first of two
 
     def _remove(self, place: Place, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -171,7 +183,7 @@ class Presence:
     def _place(self, pod: Pod, tier: Tier, index: int, event: BlockStored) -> Place | None:
         place = pod.places.get((tier, index))
         if place is None:
-            if len(pod.places) >= MAX_PLACES:
+            if len(pod.places) >= MAX_PLACES or max(map(len, tier)) > MAX_NAME:
                 return None
             place = pod.places[tier, index] = Place(tier, index, self._bit())
             if index not in pod.groups:
@@ -210,6 +222,7 @@ class Presence:
         for place in places:
             found = sum(1 for _, mask in self.blocks if mask & place.bit)
             assert found == place.blocks, f"{place} has {found} blocks"
+        assert len(self._more) <= self._max_more, "more is counted than may be"
         for (bit, block), more in self._more.items():
             assert more > 0, "held less than once more"
             assert self.blocks.get(block) & bit, "counted where it is not held"

@@ -13,6 +13,9 @@ from kvtiers.index.reach import Reach
 _FIELDS = {"token_ids", "hashes", "block_size", "model", "cache_salt", "lora"}
 _MAX_TOKEN = 1 << 32
 _MAX_HASH = 1 << 64
+_MAX_BLOCK = 1 << 31
+MAX_BLOCKS = 1 << 18
+"""Of one question; four million tokens in blocks of sixteen."""
 
 
 class Refused(Exception):
@@ -32,10 +35,12 @@ class Question:
     def chain(self, block_size: int, algorithm: str, seed: str) -> Sequence[int]:
         """The hashes of its blocks. Takes five microseconds a block if they are to be computed.
 
-        Raises Refused if a package is missing for the algorithm.
+        Raises Refused for too many, or if a package is missing for the algorithm.
         """
         if self.hashes is not None:
             return self.hashes
+        if len(self.tokens or ()) // block_size > MAX_BLOCKS:
+            raise _too_many()
         try:
             found = block_hashes(self.tokens or (), block_size, algorithm, seed, self.extra_keys)
         except KVTiersError as e:
@@ -57,8 +62,8 @@ def read(raw: bytes) -> Question:
     tokens, hashes, size = body.get("token_ids"), body.get("hashes"), body.get("block_size")
     if (tokens is None) == (hashes is None):
         raise Refused("Send either token_ids or hashes.")
-    if size is not None and (type(size) is not int or size < 1):
-        raise Refused("The field block_size is no number of tokens: send 1 or more.")
+    if size is not None and (type(size) is not int or not 0 < size < _MAX_BLOCK):
+        raise Refused("The field block_size is no number of tokens: send 1 or more, below 2**31.")
     model, salt = _text(body, "model"), _text(body, "cache_salt")
     if tokens is not None and not _numbers(tokens, _MAX_TOKEN):
         raise Refused("The field token_ids is no list of token ids: send one.")
@@ -146,8 +151,14 @@ def _numbers(values: Any, bound: int) -> bool:
     )
 
 
+def _too_many() -> Refused:
+    return Refused(f"There are more than {MAX_BLOCKS} blocks: ask for the first of them.")
+
+
 def _hashes(values: Any) -> Sequence[int]:
     """Numbers of 64 bits, or digests in hexadecimal."""
+    if isinstance(values, list) and len(values) > MAX_BLOCKS:
+        raise _too_many()
     if _numbers(values, _MAX_HASH):
         return values  # type: ignore[no-any-return]
     try:

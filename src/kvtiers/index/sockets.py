@@ -6,6 +6,7 @@ kept from that number on, then by one whose number is all ones.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import NamedTuple
@@ -19,6 +20,8 @@ from kvtiers.kvevents.messages import END_OF_REPLAY, SEQ_BYTES
 PAUSE_S = 2.0
 """How long a replay may pause."""
 
+_AT_ONCE = 64
+"""After so many batches of a replay others have their turn."""
 _MAX_PAYLOAD = 64 << 20
 _MAX_WAITING = 10_000
 """Batches that came and were not looked at; above it they are lost, which shows as a gap."""
@@ -77,24 +80,30 @@ class Live:
 
 
 async def replayed(
-    context: zmq.asyncio.Context, endpoint: str, start: int, timeout_s: float
+    context: zmq.asyncio.Context, endpoint: str, start: int, until: float
 ) -> AsyncGenerator[Message, None]:
     """The batches from ``start`` on that are kept, in order.
 
     Some are missing where they came faster than they could be sent: a publisher drops what it has
     no room for.
 
-    Raises TimeoutError if the end does not come in time.
+    Raises TimeoutError if the end does not come ``until`` then, by the clock of the loop.
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + timeout_s
     with closing(context.socket(zmq.DEALER)) as socket:
         socket.setsockopt(zmq.RCVHWM, _MAX_WAITING)
         _common(socket)
         socket.connect(endpoint)
         await socket.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")])
-        while True:
-            async with asyncio.timeout_at(min(end, loop.time() + PAUSE_S)):
+        for count in itertools.count(1):
+            # Where something is always there nothing waits: no deadline would end it, and nobody
+            # else had a turn.
+            if count % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            now = loop.time()
+            if now >= until:
+                raise TimeoutError
+            async with asyncio.timeout_at(min(until, now + PAUSE_S)):
                 frames = await socket.recv_multipart()
             if len(frames) >= 3 and frames[-2] == END_OF_REPLAY:
                 return

@@ -1,8 +1,14 @@
 """What the index knows of an engine whose batches are lost, that restarts, or says nonsense."""
 
+import asyncio
+from itertools import pairwise
+
 import pytest
 
 from kvtiers.index.course import Course, Turn
+from kvtiers.index.parts import BLOCKS_AT_ONCE, parts
+from kvtiers.index.presence import Presence
+from kvtiers.index.sockets import replayed
 from kvtiers.kvevents.messages import AllBlocksCleared
 from tests.unit.index.index_kit import (
     Now,
@@ -214,6 +220,67 @@ async def test_a_batch_that_cannot_be_read_is_skipped(tmp_path):
         await engine.say(stored(2))
         await until(lambda: held(follower, 1, 2) == (2, False))
         assert follower.counts.undecodable == 1
+
+
+class Endless:
+    """A context, and its socket: a publisher whose replay never ends, and that never lets wait."""
+
+    def __init__(self):
+        self.sent = 0
+
+    def socket(self, kind):
+        return self
+
+    def setsockopt(self, *option):
+        pass
+
+    connect = close = setsockopt
+
+    async def send_multipart(self, frames):
+        pass
+
+    async def recv_multipart(self):
+        self.sent += 1
+        return [b"", b"topic", self.sent.to_bytes(8, "big"), b""]
+
+
+@on_a_loop
+async def test_a_replay_that_never_ends_is_ended_and_others_have_their_turn():
+    loop = asyncio.get_running_loop()
+    turns = []
+
+    async def others():
+        while True:
+            turns.append(publisher.sent)
+            await asyncio.sleep(0)
+
+    publisher = Endless()
+    beside = asyncio.create_task(others())
+    with pytest.raises(TimeoutError):
+        async for _ in replayed(publisher, "tcp://127.0.0.1:1", 0, loop.time() + 0.1):
+            pass
+    beside.cancel()
+    assert publisher.sent > 100
+    assert max(b - a for a, b in pairwise(turns)) <= 64
+
+
+def test_a_batch_is_applied_in_parts_from_where_all_was_cleared():
+    many = range(2 * BLOCKS_AT_ONCE + 1)
+    clear = AllBlocksCleared()
+    storm = [stored(1), clear] * 1000
+    found = list(parts([*storm, stored(*many), removed(*many), *[stored()] * BLOCKS_AT_ONCE]))
+    assert found[0] == [clear]
+    told = [event for part in found for event in part]
+    assert told.count(clear) == 1
+    assert [len(event.block_hashes) for event in told[1:7]] == [*[BLOCKS_AT_ONCE] * 2, 1] * 2
+    assert [event.parent_block_hash for event in told[1:4]] == [
+        None,
+        BLOCKS_AT_ONCE - 1,
+        2 * BLOCKS_AT_ONCE - 1,
+    ]
+    assert len(told) == 7 + BLOCKS_AT_ONCE
+    assert max(map(len, found)) <= BLOCKS_AT_ONCE
+    assert list(parts([])) == []
 
 
 def test_numbers_decide_what_is_done():

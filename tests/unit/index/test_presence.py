@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvtiers.chunks import Lookup
 from kvtiers.core.prefix import Attention, AttentionGroup, longest_prefix
 from kvtiers.hashing import block_hashes, event_hash
-from kvtiers.index.places import MAX_PLACES, Tier
+from kvtiers.index.places import MAX_NAME, MAX_PLACES, Tier
 from kvtiers.index.presence import Presence
 from kvtiers.index.reach import reach
 from kvtiers.kvevents.messages import AllBlocksCleared, BlockRemoved, BlockStored
@@ -149,6 +149,29 @@ def test_places_of_one_pod_are_bounded():
     presence = told(*[("a", stored([1], tier)) for tier in tiers])
     assert presence.unplaced == 2
     assert not presence.pods["a"].complete
+
+
+def test_names_are_bounded():
+    presence = told(
+        ("a", stored([1], Tier("x" * (MAX_NAME + 1), "", ""))),
+        ("a", stored([1], kv_cache_spec_kind="y" * (MAX_NAME + 1))),
+    )
+    assert presence.unplaced == 1
+    assert list(presence.pods["a"].places) == [(GPU, 0)]
+    assert presence.pods["a"].groups[0].kind == ""
+
+
+def test_what_is_held_more_than_once_is_bounded_as_blocks_are():
+    presence = told(
+        ("a", stored([1, 2])), ("a", stored([1, 2])), ("a", stored([1, 2])), max_blocks=2
+    )
+    assert presence.pods["a"].complete
+    presence.apply("a", stored([1], CPU))
+    presence.apply("a", stored([1], CPU))
+    presence.check()
+    assert not presence.pods["a"].complete
+    presence.apply("a", removed([1], CPU))
+    assert asked(presence, [1]) == {"a": (16, {GPU: 16})}, "too little is known, not too much"
 
 
 def test_all_groups_must_have_a_prefix():

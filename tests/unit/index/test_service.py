@@ -15,6 +15,7 @@ from kvtiers.cli.main import main
 from kvtiers.errors import ConfigError
 from kvtiers.hashing import block_hashes, event_hash, request_extra_keys
 from kvtiers.index.options import Engine, IndexOptions, parse_engine
+from kvtiers.index.questions import MAX_BLOCKS
 from kvtiers.index.run import Index, answering
 from kvtiers.kvevents.messages import BlockStored
 from tests.unit.index.index_kit import SIZE, Publisher, on_a_loop, until
@@ -107,6 +108,9 @@ async def test_a_question_may_be_about_one_model(tmp_path):
         ({"hashes": ["zz"]}, "hashes"),
         ({"hashes": [1 << 64]}, "hashes"),
         ({"hashes": [1], "block_size": 0}, "block_size"),
+        ({"hashes": [1] * 10, "block_size": 10**4299}, "block_size"),
+        ({"hashes": [1] * (MAX_BLOCKS + 1), "block_size": 1}, "ask for the first"),
+        ({"token_ids": [1] * (MAX_BLOCKS + 1), "block_size": 1}, "ask for the first"),
         ({"hashes": [1]}, "send block_size"),
         ({"token_ids": [1], "model": 3}, "model"),
         ({"token_ids": [1], "lora": "x"}, "lora"),

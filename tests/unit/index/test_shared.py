@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from kvtiers.errors import ConfigError
+from kvtiers.index.places import MAX_PLACES
 from kvtiers.index.presence import Presence
 from kvtiers.index.shared import Shared
 from kvtiers.index.snapshot import packed, unpacked
@@ -56,6 +57,24 @@ def test_a_snapshot_of_another_version_or_torn_is_none():
     assert unpacked(msgspec.msgpack.encode((version + 2, body))) is None
     body[4][0][-1] = body[4][0][-1][:-1]
     assert unpacked(msgspec.msgpack.encode((version, body))) is None
+
+
+@pytest.mark.parametrize(
+    ("at", "lie"),
+    [
+        (0, -1),
+        (0, 2**64 - 1),
+        (3, [[0, "", -16, 0]]),
+        (4, [["GPU", "", "", 0, b""]] * (MAX_PLACES + 1)),
+        (5, [[-2, 1, 1]]),
+        (5, [[0, -1, 1]]),
+        (5, [[0, 1, 0]]),
+    ],
+)
+def test_a_snapshot_of_what_cannot_be_is_none(at, lie):
+    whole = msgspec.msgpack.decode(packed(told(("a", says([1]))).snapshot("a", 1, 1)))
+    whole[1][at] = lie
+    assert unpacked(msgspec.msgpack.encode(whole)) is None
 
 
 @on_a_loop
