@@ -179,9 +179,15 @@ class Announcer:
         self._busy = self._narrator.pending and self._outlet.room() > 0
         self._seen += took
         if not self._busy and not self.notes.waiting:
-            self._narrator.flush()
+            self._keep()
             self._all_said()
         time.sleep(0)  # lets go of the interpreter
+
+    def _keep(self) -> None:
+        try:
+            self._narrator.flush()
+        except OSError as e:  # they are kept in memory, and told of; further ones have no room
+            self._complain(e)
 
     def _take_next(self, timeout_s: float | None) -> int:
         """Deal with the next note, if there is one in time; how many there were."""
@@ -216,11 +222,14 @@ class Announcer:
                 if description is not None:
                     self._narrator.describe(key, description, expected=expected)
             except (ValueError, OSError, LookupError, TypeError, AssertionError) as e:
-                if not self._complained:
-                    self._complained = True
-                    _log.warning("a chunk cannot be described, said once: %s", e)
+                self._complain(e)
             if count % CHUNKS_AT_ONCE == 0:
                 time.sleep(0)
+
+    def _complain(self, error: Exception) -> None:
+        if not self._complained:
+            self._complained = True
+            _log.warning("a chunk cannot be described, said once: %s", error)
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant. Only between ``flush`` and news."""

@@ -87,6 +87,8 @@ def encode(key: Key, d: Description) -> bytes:
     try:
         body = _packed("Q", hashes) + _packed("I", d.tokens) + rest
         size = HEAD_BYTES + len(body)
+        if size > MAX_RECORD_BYTES:
+            raise ValueError(f"a record of {size} bytes could not be read again")
         start, parent, count = d.start, d.parent or 0, len(d.hashes)
         group = key_group(key)
         head = _HEAD.pack(0, size, group, flags, count, d.block_size, start, parent, tail)
@@ -121,6 +123,8 @@ def _decoded(record: bytes, size: int) -> Record:
     stored = count - bool(flags & _LAST_IS_KEY)
     at = HEAD_BYTES + 8 * stored
     end = at + 4 * count * block_size
+    if not count or end > size:
+        raise ValueError(f"{count} blocks of {block_size} tokens in {size} bytes")
     hashes = _unpacked("Q", record[HEAD_BYTES:at])
     if flags & _LAST_IS_KEY:
         hashes.append(int.from_bytes(tail[-8:], "big"))

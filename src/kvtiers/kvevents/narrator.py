@@ -261,7 +261,7 @@ class Narrator:
     # -- life ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Give descriptions to the system, so that they outlive the process."""
+        """Give descriptions to the system, so that they outlive the process. Raises OSError."""
         if self._shelf is not None:
             self._shelf.flush()
 

@@ -60,22 +60,23 @@ class Publisher:
         self._pub.send_multipart((self._topic, seq.to_bytes(SEQ_BYTES, "big"), payload))
 
     def serve(self, narrator: Narrator) -> float | None:
-        """Answer who asks for a replay."""
+        """Answer who asks for a replay, one at a time: who asks all the time silences nobody."""
         if self._router is None:
             return None
-        while self._router.poll(0):
-            request = replay.asked(self._router.recv_multipart())
-            if request is not None:
-                identity, start = request
-                batches = (
-                    self._ring.since(start)
-                    if start
-                    else replay.from_the_beginning(
-                        narrator.told, self._ring.next_seq, self._clock(), self._rank
-                    )
+        if not self._router.poll(0):
+            return _LOOK_AGAIN_S
+        request = replay.asked(self._router.recv_multipart())
+        if request is not None:
+            identity, start = request
+            batches = (
+                self._ring.since(start)
+                if start
+                else replay.from_the_beginning(
+                    narrator.told, self._ring.next_seq, self._clock(), self._rank
                 )
-                replay.answer(self._router, identity, self._topic, batches)
-        return _LOOK_AGAIN_S
+            )
+            replay.answer(self._router, identity, self._topic, batches)
+        return 0.0
 
     def close(self) -> None:
         """Leave the endpoints. What was said is on its way for a second."""

@@ -46,6 +46,8 @@ class Shelf:
         record = encode(key, description)
         place = self._side.append(record)
         if place is None and 4 * self._dropped >= self._compacted_len:
+            # If that fails it is not tried for each chunk again.
+            self._dropped, self._compacted_len = 0, max(1, len(self._table))
             self._make_room()
             place = self._side.append(record)
         if place is not None:
@@ -82,7 +84,7 @@ class Shelf:
             name = own[before]
             known = self._table.get(name) or UNKNOWN
             self._table.put(name, known._replace(place=now))
-        self._dropped, self._compacted_len = 0, len(own)
+        self._dropped, self._compacted_len = 0, max(1, len(own))
 
     def _kept(self, mask: int) -> Iterator[tuple[int, int]]:
         """Place and name of what stays in the own file; chunks that nothing holds are dropped."""

@@ -11,6 +11,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from kvtiers.kvevents.descriptions import HEAD_BYTES, Damaged, Record, decode, length
 
@@ -20,6 +21,8 @@ _OFFSET_BITS = 40
 _FLUSH_BYTES = 1 << 18
 _READ_BYTES = 1 << 20
 SUFFIX = ".kvd"
+MAX_OTHERS = 256
+"""Files of others that are read: each takes a descriptor of the engine's."""
 
 
 class SideFile:
@@ -53,10 +56,12 @@ class SideFile:
             os.pwrite(fd, self._preamble, 0)
             return None, fd
         for path in self._paths(self._folder):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            if _locked(fd) and _same(fd, path) and self._is_mine(fd):
-                return path, fd
-            os.close(fd)
+            own = self._opened(path, os.O_RDWR)
+            if own is None:
+                continue
+            if _locked(own) and _same(own, path):
+                return path, own
+            os.close(own)
         return self._made(self._folder)
 
     def _made(self, folder: str) -> tuple[str, int]:
@@ -70,24 +75,26 @@ class SideFile:
         return name, fd
 
     def _others(self, folder: str) -> list[int]:
-        found = []
-        for path in self._paths(folder):
-            if path == self._path:
-                continue
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if self._is_mine(fd):
-                found.append(fd)
-            else:
-                os.close(fd)
-        return found
+        paths = [path for path in self._paths(folder) if path != self._path]
+        found = (self._opened(path, os.O_RDONLY) for path in paths)
+        return [*islice((fd for fd in found if fd is not None), MAX_OTHERS)]
 
     @staticmethod
     def _paths(folder: str) -> list[str]:
         names = sorted(n for n in os.listdir(folder) if n.endswith(SUFFIX))
         return [os.path.join(folder, n) for n in names]
 
-    def _is_mine(self, fd: int) -> bool:
-        return os.pread(fd, _PREAMBLE_BYTES, 0) == self._preamble
+    def _opened(self, path: str, how: int) -> int | None:
+        """A file of this dialect; None: it is of another, is gone by now, or cannot be read."""
+        try:
+            fd = os.open(path, how | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):
+            if os.pread(fd, _PREAMBLE_BYTES, 0) == self._preamble:
+                return fd
+        os.close(fd)
+        return None
 
     # -- use -----------------------------------------------------------------------------------
 
@@ -108,13 +115,20 @@ class SideFile:
         return self._written + len(self._buffer)
 
     def append(self, record: bytes) -> int | None:
-        """The place of a new record; None: it would be over the bound."""
+        """The place of a new record; None: it would be over the bound.
+
+        After an OSError it is not there, and those before it are.
+        """
         if self.nbytes + len(record) > self.max_bytes:
             return None
         place = self.nbytes
         self._buffer += record
         if len(self._buffer) >= _FLUSH_BYTES:
-            self.flush()
+            try:
+                self.flush()
+            except OSError:
+                del self._buffer[place - self._written :]
+                raise
         return place
 
     def flush(self) -> None:
@@ -161,17 +175,19 @@ class SideFile:
                 os.unlink(path)
             raise
         if self._path is not None and path is not None:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # it is read by who starts next, and no more
                 os.unlink(self._path)
         self._path, self._files[0], self._written = path, new, end
         os.close(old)
 
     def close(self) -> None:
         """Write what is left, let go of the lock. Twice is fine."""
-        if self._files:
-            self.flush()
-        while self._files:
-            os.close(self._files.pop())
+        try:
+            if self._files:
+                self.flush()
+        finally:
+            while self._files:
+                os.close(self._files.pop())
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant."""
@@ -203,12 +219,11 @@ def _same(fd: int, path: str) -> bool:
 
 
 def _write_all(fd: int, data: bytearray, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        offset += written
-        view = view[written:]
-    view.release()
+    at = 0
+    with memoryview(data) as view:
+        while at < len(view):
+            with view[at:] as rest:  # let go of also if it fails: else ``data`` cannot be cut
+                at += os.pwrite(fd, rest, offset + at)
 
 
 def _records(fd: int) -> Iterator[tuple[int, Record]]:

@@ -7,7 +7,6 @@ import pytest
 
 from kvtiers.index.course import Course, Turn
 from kvtiers.index.parts import BLOCKS_AT_ONCE, parts
-from kvtiers.index.presence import Presence
 from kvtiers.index.sockets import replayed
 from kvtiers.kvevents.messages import AllBlocksCleared
 from tests.unit.index.index_kit import (

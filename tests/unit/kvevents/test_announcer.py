@@ -1,5 +1,7 @@
 """The thread, and what waits for it."""
 
+import errno
+import os
 import threading
 
 import pytest
@@ -13,6 +15,7 @@ from kvtiers.events import (
     Reason,
     TierReachable,
 )
+from kvtiers.kvevents import sidefile
 from kvtiers.kvevents.announcer import Announcer
 from kvtiers.kvevents.messages import BlockRemoved
 from kvtiers.kvevents.narrator import Narrator
@@ -118,6 +121,33 @@ def test_a_chunk_that_cannot_be_described_has_its_hash(told, caplog):
     assert announcer.flush(20)
     assert sorted(len(e.token_ids) for e in wall.said) == [0, 4]
     assert caplog.text.count("a chunk cannot be described") == 1
+
+
+def test_a_full_disk_costs_descriptions_and_no_news(told, caplog, monkeypatch):
+    monkeypatch.setattr(sidefile, "_FLUSH_BYTES", 300)
+    full = True
+    pwrite = os.pwrite
+
+    def write(fd, data, offset):
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, data, offset)
+
+    wall, chunks = Wall(), prompt(50)
+    announcer = told(wall)
+    monkeypatch.setattr(os, "pwrite", write)
+    for chunk in chunks:
+        announcer.capture((chunk, True))
+    announcer(ChunksStored(HOST, keys(chunks)))
+    assert announcer.flush(20)
+    assert len({h for e in wall.said for h in e.block_hashes}) == 50
+    assert 0 < sum(bool(e.token_ids) for e in wall.said) < 50
+    full = False
+    announcer(ChunksRemoved(HOST, keys(chunks), EVICTED))
+    assert announcer.flush(20)
+    assert sum(len(e.block_hashes) for e in wall.said if isinstance(e, BlockRemoved)) == 50
+    assert caplog.text.count("No space left") == 1
+    announcer.check()
 
 
 def test_a_fault_silences_it_and_nothing_else(told, caplog):

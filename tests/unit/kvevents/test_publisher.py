@@ -139,6 +139,26 @@ def test_strange_requests_are_passed_over(engine, asking):
     assert len(replayed(asking, 0)) == 1
 
 
+def test_who_asks_all_the_time_silences_nobody(engine, asking, monkeypatch):
+    """Each answer is followed by the next question before it is looked again."""
+    answered = []
+    answer = replay.answer
+
+    def ask_again(*args):
+        answered.append(len(said))
+        asking.send_multipart([b"", (0).to_bytes(8, "big")])
+        assert engine.publisher._router.poll(20_000)
+        return answer(*args)
+
+    said = []
+    monkeypatch.setattr(replay, "answer", ask_again)
+    monkeypatch.setattr(engine.publisher, "say", said.extend)
+    asking.send_multipart([b"", (0).to_bytes(8, "big")])
+    engine.stored(HOST, prompt(1))
+    assert said
+    monkeypatch.setattr(replay, "answer", answer)
+
+
 def test_a_reader_that_takes_nothing_is_given_up(engine, asking, monkeypatch):
     monkeypatch.setattr(replay, "PATIENCE_S", 0.05)
     asking.setsockopt(zmq.RCVHWM, 1)

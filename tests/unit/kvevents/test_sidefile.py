@@ -1,11 +1,22 @@
+import os
 import zlib
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtiers.chunks import make_key
-from kvtiers.kvevents.descriptions import Damaged, Description, decode, encode, tail_of
+from kvtiers.kvevents import sidefile
+from kvtiers.kvevents.descriptions import (
+    MAX_RECORD_BYTES,
+    Damaged,
+    Description,
+    decode,
+    encode,
+    tail_of,
+)
+from kvtiers.kvevents.narrator import Narrator
 from kvtiers.kvevents.sidefile import SUFFIX, SideFile
 
 from .tree import prompt
@@ -52,15 +63,6 @@ def test_a_damaged_record_is_refused(description, data):
         decode(bytes(record))
     with pytest.raises(Damaged):
         decode(bytes(record[:at]))
-
-
-def test_a_record_whose_parts_do_not_fit_is_damaged_whatever_its_checksum_says():
-    (chunk,) = prompt(1)
-    record = bytearray(encode(chunk.key, chunk.description))
-    record[11:13] = (0).to_bytes(2, "little")  # no hash at all, and the last one is the key's
-    record[:4] = zlib.crc32(record[4:]).to_bytes(4, "little")
-    with pytest.raises(Damaged, match="fit together"):
-        decode(bytes(record))
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -155,6 +157,121 @@ def test_engines_beside_each_other_read_each_other(tmp_path):
     c = opened(tmp_path)
     assert sorted(found(c)) == sorted(tails(mine + others))
     c.close()
+
+
+def test_it_is_torn_at_any_byte_and_opens(tmp_path):
+    side = opened(tmp_path)
+    filled(side, prompt(2))
+    side.close()
+    (path,) = tmp_path.glob(f"*{SUFFIX}")
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        (folder / f"a{SUFFIX}").write_bytes(whole[:at])
+        torn = bytearray(whole)
+        torn[at] ^= 0xFF
+        (folder / f"b{SUFFIX}").write_bytes(torn)
+        side = opened(folder)
+        assert set(found(side)) <= set(tails(prompt(2)))
+        assert filled(side, prompt(1)) != [None]
+        side.check()
+        side.close()
+
+
+def test_what_is_no_file_of_ours_is_passed_over(tmp_path, monkeypatch):
+    side = opened(tmp_path)
+    filled(side, prompt(1))
+    (tmp_path / f"0{SUFFIX}").mkdir()
+    os.mkfifo(tmp_path / f"1{SUFFIX}")
+    (tmp_path / f"2{SUFFIX}").symlink_to("gone by now")
+    beside = opened(tmp_path)
+    assert repr(beside).endswith("1 others>")
+    beside.close()
+    side.close()
+    monkeypatch.setattr(sidefile, "MAX_OTHERS", 2)
+    several = [opened(tmp_path) for _ in range(4)]
+    assert repr(several[-1]).endswith("2 others>")
+    for side in several:
+        side.close()
+
+
+def test_a_file_that_cannot_be_written_is_let_go_of(tmp_path, monkeypatch):
+    side = opened(tmp_path)
+    filled(side, prompt(1))
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        with pytest.raises(OSError, match="of the test"):
+            side.close()
+    side.close()
+    assert len([*tmp_path.iterdir()]) == 1
+    again = opened(tmp_path)
+    assert len([*tmp_path.iterdir()]) == 1, "nobody holds a lock on it"
+    again.close()
+
+
+def test_what_was_refused_is_not_there_and_what_was_not_is(monkeypatch):
+    chunks = prompt(3)
+    monkeypatch.setattr(sidefile, "_FLUSH_BYTES", 100)
+    side = opened(None)
+    (first,) = filled(side, chunks[:1])
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        for _ in range(3):
+            with pytest.raises(OSError, match="of the test"):
+                filled(side, chunks[1:2])
+    (last,) = filled(side, chunks[2:])
+    assert [side.read(p).tail for p in (first, last)] == tails(chunks[::2])
+    assert found(side) == tails(chunks[::2])
+    side.check()
+    side.close()
+
+
+def test_room_that_cannot_be_made_is_not_looked_for_each_time(tmp_path, monkeypatch):
+    tried = []
+
+    def made(self, folder):
+        tried.append(folder)
+        raise OSError("of the test")
+
+    narrator = Narrator({}, {}, opened(tmp_path, max_bytes=1000))
+    monkeypatch.setattr(SideFile, "_made", made)
+    for chunk in prompt(200):
+        with suppress(OSError):
+            narrator.describe(chunk.key, chunk.description, expected=True)
+    assert len(tried) == 1
+    narrator.check()
+    narrator.close()
+
+
+def refuse(*args):
+    raise OSError("of the test")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "rest"),
+    [
+        (0, b""),  # no hash at all, and the last one is the key's
+        (60_000, b""),
+        (1, b"\x01"),
+        (1, b"\xc1"),
+    ],
+)
+def test_a_record_whose_parts_do_not_fit_is_damaged_whatever_its_checksum_says(blocks, rest):
+    (chunk,) = prompt(1)
+    record = bytearray(encode(chunk.key, chunk.description)) + rest
+    record[4:8] = len(record).to_bytes(4, "little")
+    record[11:13] = blocks.to_bytes(2, "little")
+    record[:4] = zlib.crc32(record[4:]).to_bytes(4, "little")
+    with pytest.raises(Damaged, match="fit together"):
+        decode(bytes(record))
+
+
+def test_what_could_not_be_read_again_is_not_written():
+    (chunk,) = prompt(1)
+    large = chunk.description._replace(extra_keys=[["x" * MAX_RECORD_BYTES]])
+    with pytest.raises(ValueError, match="could not be read again"):
+        encode(chunk.key, large)
 
 
 def test_another_dialect_is_not_understood(tmp_path):
