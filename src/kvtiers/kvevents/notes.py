@@ -44,8 +44,7 @@ class Notes:
 
     Whatever happens to a chunk while the reader lags behind, only how it ended counts. So beyond
     ``MAX_QUEUED`` chunks the queue is closed, and the last news of each chunk are kept until the
-    reader has come so far: as many as chunks came or went, which tiers bound. Descriptions are
-    dropped then.
+    reader has come so far: as many as chunks came or went meanwhile. Descriptions are dropped then.
     """
 
     def __init__(self, max_queued: int = MAX_QUEUED) -> None:

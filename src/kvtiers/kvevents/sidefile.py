@@ -21,6 +21,7 @@ _OFFSET_BITS = 40
 _FLUSH_BYTES = 1 << 18
 _READ_BYTES = 1 << 20
 SUFFIX = ".kvd"
+_NEW = ".new"
 MAX_OTHERS = 256
 """Files of others that are read: each takes a descriptor of the engine's."""
 
@@ -60,6 +61,7 @@ class SideFile:
             if own is None:
                 continue
             if _locked(own) and _same(own, path):
+                _unlink_rest(path)
                 return path, own
             os.close(own)
         return self._made(self._folder)
@@ -67,10 +69,10 @@ class SideFile:
     def _made(self, folder: str) -> tuple[str, int]:
         """A new file, complete and locked before it has its name."""
         digest = self._preamble[-32:].hex()[:12]
-        fd, path = tempfile.mkstemp(prefix=f"{digest}-", suffix=".new", dir=folder)
+        fd, path = tempfile.mkstemp(prefix=f"{digest}-", suffix=_NEW, dir=folder)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.pwrite(fd, self._preamble, 0)
-        name = path.removesuffix(".new") + SUFFIX
+        name = path.removesuffix(_NEW) + SUFFIX
         os.replace(path, name)
         return name, fd
 
@@ -160,8 +162,7 @@ class SideFile:
         All of it must be consumed.
         """
         self.flush()
-        old = self._files[0]
-        path, new = self._made(self._folder) if self._folder is not None else self._own()
+        old, new = self._files[0], self._fresh()
         end = _PREAMBLE_BYTES
         try:
             for place in places:
@@ -169,16 +170,23 @@ class SideFile:
                 _write_all(new, bytearray(os.pread(old, size, place)), end)
                 yield place, end
                 end += size
+            if self._path is not None:
+                os.replace(self._path + _NEW, self._path)
         except BaseException:
             os.close(new)
-            if path is not None:
-                os.unlink(path)
+            _unlink_rest(self._path)
             raise
-        if self._path is not None and path is not None:
-            with contextlib.suppress(OSError):  # it is read by who starts next, and no more
-                os.unlink(self._path)
-        self._path, self._files[0], self._written = path, new, end
+        self._files[0], self._written = new, end
         os.close(old)
+
+    def _fresh(self) -> int:
+        """What is to take the place of the own file: who holds the lock on that may make it."""
+        if self._path is None:
+            return self._own()[1]
+        fd = os.open(self._path + _NEW, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(fd, self._preamble, 0)
+        return fd
 
     def close(self) -> None:
         """Write what is left, let go of the lock. Twice is fine."""
@@ -216,6 +224,13 @@ def _same(fd: int, path: str) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), os.stat(path))
     return False
+
+
+def _unlink_rest(path: str | None) -> None:
+    """What a compaction that was not ended has left."""
+    if path is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + _NEW)
 
 
 def _write_all(fd: int, data: bytearray, offset: int) -> None:

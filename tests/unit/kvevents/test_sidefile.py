@@ -1,4 +1,5 @@
 import os
+import signal
 import zlib
 from contextlib import suppress
 
@@ -159,6 +160,24 @@ def test_engines_beside_each_other_read_each_other(tmp_path):
     c.close()
 
 
+def test_who_dies_while_making_room_leaves_nothing_for_good(tmp_path):
+    chunks = prompt(9)
+    for _ in range(3):
+        dying = os.fork()
+        if not dying:
+            side = opened(tmp_path)
+            places = [place for place, _ in side.load()] or filled(side, chunks)
+            compacting = side.compact(places)
+            next(compacting)
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert os.waitpid(dying, 0)[1] == signal.SIGKILL
+        assert len([*tmp_path.iterdir()]) == 2
+    side = opened(tmp_path)
+    assert found(side) == tails(chunks)
+    assert len([*tmp_path.iterdir()]) == 1
+    side.close()
+
+
 def test_it_is_torn_at_any_byte_and_opens(tmp_path):
     side = opened(tmp_path)
     filled(side, prompt(2))
@@ -230,12 +249,12 @@ def test_what_was_refused_is_not_there_and_what_was_not_is(monkeypatch):
 def test_room_that_cannot_be_made_is_not_looked_for_each_time(tmp_path, monkeypatch):
     tried = []
 
-    def made(self, folder):
-        tried.append(folder)
+    def made(self):
+        tried.append(self)
         raise OSError("of the test")
 
     narrator = Narrator({}, {}, opened(tmp_path, max_bytes=1000))
-    monkeypatch.setattr(SideFile, "_made", made)
+    monkeypatch.setattr(SideFile, "_fresh", made)
     for chunk in prompt(200):
         with suppress(OSError):
             narrator.describe(chunk.key, chunk.description, expected=True)
