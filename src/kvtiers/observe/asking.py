@@ -3,7 +3,11 @@
 No redirect is followed and no proxy used: an engine is asked, and nobody else.
 """
 
+import socket
+import threading
 import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 from kvtiers.errors import ConfigError
@@ -32,14 +36,17 @@ class Server:
     ) -> tuple[int, bytes]:
         """Status and body; of a body of more than ``max_bytes`` one byte more than that.
 
-        ``target`` is the whole path, with its query. Raises OSError where there is no answer.
+        ``target`` is the whole path, with its query. Raises OSError where there is no answer, also
+        where it is not whole after twice the timeout: of a socket that begins anew with each byte.
         """
         connection = self._kind(self._host, self._port, timeout=self._timeout_s)
         headers = {} if json is None else {"Content-Type": "application/json"}
         try:
-            connection.request(method, target, json, headers)
-            response = connection.getresponse()
-            return response.status, response.read(max_bytes + 1)
+            connection.connect()
+            with _ended_after(2 * self._timeout_s, connection.sock):
+                connection.request(method, target, json, headers)
+                response = connection.getresponse()
+                return response.status, response.read(max_bytes + 1)
         except HTTPException as e:
             raise OSError(str(e) or type(e).__name__) from e
         finally:
@@ -47,6 +54,30 @@ class Server:
 
     def __repr__(self) -> str:
         return f"<Server {self._host}:{self._port}{self.path}>"
+
+
+@contextmanager
+def _ended_after(seconds: float, sock: socket.socket) -> Iterator[None]:
+    """Raises TimeoutError, whatever was read by then: it may look whole."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        with suppress(OSError):  # it has ended by itself
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, HTTPException):
+        if not late.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise TimeoutError(f"no whole answer within {seconds:g} s")
 
 
 def words_of(error: OSError) -> str:

@@ -233,4 +233,4 @@ def _ratio(part: float, whole: float) -> float | None:
 
 def _position(label: str) -> tuple[int, str]:
     number, _, name = label.partition(":")
-    return (int(number), name) if number.isdecimal() else (1 << 30, label)
+    return (int(number), name) if number.isdecimal() and len(number) < 10 else (1 << 30, label)

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 
 Labels = Mapping[str, str]
 
+MAX_VALUE = 1e100
+"""What is above it, or no number, no engine means; sums stay finite."""
+
 _SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? +(?P<value>\S+)(?: +\S+)?")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n"}
 
@@ -52,13 +55,21 @@ def parse(exposition: str) -> Scrape:
         sample = _SAMPLE.fullmatch(line)
         if sample is None:
             continue
-        try:
-            value = float(sample["value"])
-        except ValueError:
+        value = _number(sample["value"])
+        if value is None or abs(value) > MAX_VALUE:
             continue
         labels = {name: _plain(text) for name, text in _LABEL.findall(sample["labels"] or "")}
         samples[sample["name"]].append((labels, value))
     return Scrape({name: tuple(found) for name, found in samples.items()})
+
+
+def _number(text: str) -> float | None:
+    """None: it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
 
 
 def growth(before: Scrape, after: Scrape) -> Scrape:
@@ -85,7 +96,8 @@ def quantile(share: float, histogram: Scrape, name: str, **labels: str) -> float
     bound counts as that bound.
     """
     sums = histogram.by(f"{name}_bucket", "le", **labels)
-    buckets = sorted((float(bound), count) for bound, count in sums.items())
+    bounds = ((_number(text), count) for text, count in sums.items())
+    buckets = sorted((bound, count) for bound, count in bounds if bound is not None)
     if not buckets or not buckets[-1][1] > 0:
         return None
     rank, low, below = share * buckets[-1][1], 0.0, 0.0

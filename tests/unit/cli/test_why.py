@@ -2,8 +2,10 @@
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,36 @@ def test_no_observer_and_what_is_none(answering: Any) -> None:
     )
     for body in (b"<html>", b"[]", b"\xff"):
         assert "is no observer of kvtiers" in bad(kvtiers("why", "r", "--at", answering(body)), 1)
+
+
+def test_what_is_nearly_an_observer_is_none_in_a_sentence(answering: Any, tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps(TOKENS))
+    for body in (b"{}", b'{"request_id": 1, "waited_s": "x"}'):
+        for words in (("r",), ("--tokens", file)):
+            ran = kvtiers("why", *words, "--at", answering(body))
+            assert ran.status == 1
+            assert "answers what no observer of this version says" in ran.err
+
+
+def test_an_answer_that_never_ends_is_not_waited_for() -> None:
+    ended = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while not ended.wait(0.01):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip, args=(listening,))
+        thread.start()
+        client = ObserverClient(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=0.2)
+        with pytest.raises(KVTiersError, match="no whole answer within"):
+            client.state()
+        ended.set()
+        thread.join()
 
 
 def test_the_library_says_kinds_of_errors(live: World) -> None:

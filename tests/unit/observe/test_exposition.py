@@ -11,7 +11,7 @@ lookups_total{engine="0",tier="0:primary"} 10.0
 lookups_total{engine="1",tier="0:primary"} 5.0
 lookups_total{engine="0",tier="1:fs"} 3e+00 1700000000000
 up 1
-odd{name="a \\"quoted\\" \\\\ name, with\\nlines"} NaN
+odd{name="a \\"quoted\\" \\\\ name, with\\nlines"} 3
 not a sample
 broken{x="y"} many
 """
@@ -36,6 +36,18 @@ def test_what_is_not_there_is_nothing():
     assert scrape.total("absent") == 0
     assert scrape.by("up", "tier") == {}
     assert "broken" not in scrape
+
+
+def test_what_is_no_number_is_no_sample_and_no_bound():
+    scrape = parse("a NaN\na +Inf\na -Inf\na 1e308\na 2")
+    assert scrape.total("a") == 2
+    buckets = parse('h_bucket{le="x"} 9\nh_bucket{le="NaN"} 9\nh_bucket{le="4"} 2')
+    assert quantile(0.5, buckets, "h") == 2
+
+
+def test_a_hostile_line_is_read_in_linear_time():
+    """Quadratic, it would take an hour."""
+    assert parse("m{" + "a" * 1_000_000 + "} 1").total("m") == 1
 
 
 def test_escapes_in_labels_are_undone():

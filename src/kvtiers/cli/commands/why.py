@@ -9,7 +9,7 @@ from kvtiers.cli import prefix, whyview
 from kvtiers.cli.common import add_common
 from kvtiers.cli.output import Output
 from kvtiers.cli.tokenizer import ENGINE, tokens_of
-from kvtiers.errors import ConfigError
+from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.observe.client import AT, ObserverClient
 
 _THERE = "there"
@@ -39,6 +39,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if sum(each is not None for each in given) != 1:
         raise ConfigError("give a REQUEST_ID, --tokens FILE or --prompt FILE, one of them")
     client = ObserverClient(arguments.at)
+    try:
+        return _run(client, arguments, output)
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as e:
+        raise KVTiersError(
+            f"{client.url} answers what no observer of this version says "
+            f"({type(e).__name__}: {e}): is it one?",
+            kind=Kind.BROKEN,
+        ) from e
+
+
+def _run(client: ObserverClient, arguments: argparse.Namespace, output: Output) -> int:
     if arguments.request is not None:
         record = client.request(arguments.request)
         output.show({"url": client.url, **record}, lambda: whyview.show_request(record, output))
