@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from kvtiers.cli.output import Output
-from kvtiers.errors import Kind, KVTiersError
+from kvtiers.cli.services import serve
 from kvtiers.hashing import ALGORITHMS
 from kvtiers.index.options import IndexOptions, flag, parse_engine
 from kvtiers.tiers.parameters import parse_size
@@ -68,18 +68,4 @@ def options_of(arguments: argparse.Namespace) -> IndexOptions:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Serve until it is told to end; 0 then."""
-    options = options_of(arguments)
-    try:
-        from kvtiers.index.run import run as serve
-    except ImportError as e:
-        raise KVTiersError(
-            f"the index needs {e.name}, which is not installed: pip install kvtiers[index]",
-            kind=Kind.UNSUPPORTED,
-        ) from e
-
-    def started(port: int) -> None:
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        print(f"kvtiers index listens on http://{host}:{port}", flush=True)
-
-    serve(options, started)
-    return 0
+    return serve("index", options_of(arguments))

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from kvtiers.cli.output import Output
-from kvtiers.errors import Kind, KVTiersError
+from kvtiers.cli.services import serve
 from kvtiers.proxy.options import ProxyOptions, flag, parse_address, parse_index
 from kvtiers.tiers.parameters import parse_size
 
@@ -74,18 +74,4 @@ def options_of(arguments: argparse.Namespace) -> ProxyOptions:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Serve until it is told to end; 0 then."""
-    options = options_of(arguments)
-    try:
-        from kvtiers.proxy.run import run as serve
-    except ImportError as e:
-        raise KVTiersError(
-            f"the proxy needs {e.name}, which is not installed: pip install kvtiers[proxy]",
-            kind=Kind.UNSUPPORTED,
-        ) from e
-
-    def started(port: int) -> None:
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        print(f"kvtiers proxy listens on http://{host}:{port}", flush=True)
-
-    serve(options, started)
-    return 0
+    return serve("proxy", options_of(arguments))
