@@ -13,6 +13,7 @@ from typing import Any
 from kvtiers.chunks import Key, Lookup
 from kvtiers.chunks import RequestContext as Request
 from kvtiers.errors import Kind
+from kvtiers.events import ChunksRemoved, ChunksStored
 from kvtiers.tiers import build_tier
 from kvtiers.tiers.base import Item, Job, JobKind, JobOutcome, StoreContext
 from kvtiers.tiers.fs.files import FilesStore
@@ -135,8 +136,10 @@ def work_on_a_log(root: str, capacity: int, dice: random.Random, disk: Disk) -> 
             if isinstance(outcome, JobOutcome):
                 _check(outcome, *jobs.pop(outcome.job_id), work)
         for event in tier.take_events():
-            reason = getattr(event, "reason", None)
-            work.counts["stored" if reason is None else f"removed {reason}"] += len(event.keys)
+            if isinstance(event, ChunksStored):
+                work.counts["stored"] += len(event.keys)
+            elif isinstance(event, ChunksRemoved):
+                work.counts[f"removed {event.reason}"] += len(event.keys)
         if number % 500 == 0:
             tier.check()
     tier.drain_jobs(30)
