@@ -6,7 +6,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 )
 
 from bench.sides import ours
-from kvtiers.engines.vllm.metrics import ALL_GAUGES_INTERVAL_S, StatsExporter, definitions
+from kvtiers.engines.vllm.metrics import (
+    ALL_GAUGES_INTERVAL_S,
+    QUIET_INTERVAL_S,
+    StatsExporter,
+    definitions,
+)
 from kvtiers.events import (
     PRIMARY,
     ChunksDeclined,
@@ -59,7 +64,8 @@ def test_a_gauge_is_sent_when_it_moves(exporter: Exporter) -> None:
         ("capacity",): 1000, ("resident",): 400, ("pinned",): 0, ("filling",): 0,
     }  # fmt: skip
     assert exporter.sent(REST, 0.0) == {}
-    assert exporter.sent(REST._replace(resident=5), 0.0) == {BYTES: {("resident",): 500}}
+    moved = exporter.sent(REST._replace(resident=5), QUIET_INTERVAL_S)
+    assert moved == {BYTES: {("resident",): 500}}
 
 
 def test_how_full_a_tier_is_is_sent_once_it_is_known() -> None:
@@ -89,7 +95,7 @@ def test_counters_go_to_every_counter_that_they_feed_as_plain_text(exporter: Exp
     exporter.sent(REST, 0.0)
     exporter.metrics(ChunksStored(PRIMARY, (b"a", b"b")))  # type: ignore[arg-type]
     exporter.metrics(ChunksDeclined(Hop.CASCADE, "1:fs", 3, Reason.EVICTED))
-    payload = exporter.sent(REST, 0.0)
+    payload = exporter.sent(REST, QUIET_INTERVAL_S)
     assert payload["vllm:kvtiers_chunks_stored"] == {("0:primary",): 2}
     assert payload["vllm:kvtiers_chunks_declined"] == {("cascade", "1:fs", "evicted"): 3}
     assert payload["vllm:kv_offload_tiering_backpressure_blocks_dropped"] == {("1:fs",): 3}
@@ -110,7 +116,7 @@ def test_every_value_that_was_observed_is_sent_once(exporter: Exporter) -> None:
         exporter.metrics(LookupTimed("1:fs", waited_s=seconds))
     name = "vllm:kv_offload_tiering_lookup_async_delay_seconds"
     assert exporter.sent(REST, 0.0)[name] == {("1:fs",): [0.5, 0.25]}
-    assert name not in exporter.sent(REST, 0.0)
+    assert name not in exporter.sent(REST, QUIET_INTERVAL_S)
 
 
 def test_a_warm_up_is_counted_by_outcome(exporter: Exporter) -> None:
@@ -120,13 +126,13 @@ def test_a_warm_up_is_counted_by_outcome(exporter: Exporter) -> None:
     assert payload["vllm:kvtiers_warm_up_chunks"] == {("promoted",): 4, ("missing",): 2}
 
 
-def test_the_end_of_motion_is_sent_at_once(exporter: Exporter) -> None:
+def test_the_end_of_motion_is_sent_soon(exporter: Exporter) -> None:
     exporter.metrics(TransferStarted(Hop.CASCADE, "1:fs", 2))
     jobs = "vllm:kv_offload_tiering_active_cascade_jobs"
     assert exporter.sent(BUSY, 0.0)[jobs] == {("1:fs",): 1}
     exporter.metrics(TransferFinished(Hop.CASCADE, "1:fs", 0, 2, 0, 1.0, Reason.TIMEOUT))
     hung = BUSY._replace(filling=0)
-    assert exporter.sent(hung, 0.01)[jobs] == {("1:fs",): 0}
+    assert exporter.sent(hung, QUIET_INTERVAL_S)[jobs] == {("1:fs",): 0}
 
 
 def test_while_there_will_be_another_step_what_happened_is_gathered(exporter: Exporter) -> None:
@@ -136,7 +142,9 @@ def test_while_there_will_be_another_step_what_happened_is_gathered(exporter: Ex
         sent = exporter.sent(REST, now, quiet=False)
         assert sent.get(offered) == {0.0: {(): [3]}, INTERVAL_S: {(): [3, 3]}}.get(now)
     exporter.metrics(StoreOffered(3))
-    assert exporter.sent(REST, INTERVAL_S, quiet=True)[offered] == {(): [3]}
+    assert exporter.sent(REST, INTERVAL_S, quiet=True) == {}
+    soon = INTERVAL_S + QUIET_INTERVAL_S
+    assert exporter.sent(REST, soon, quiet=True)[offered] == {(): [3]}
 
 
 def test_many_values_at_once_are_what_vllm_makes_of_them_one_by_one() -> None:
