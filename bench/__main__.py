@@ -69,7 +69,7 @@ def _index(given: argparse.Namespace) -> list[list[str]]:
 
 
 def _observe(given: argparse.Namespace) -> list[list[str]]:
-    return [["bench.observe", *_tiny(given)]]
+    return [["bench.observe", *_tiny(given)], ["bench.observe_events", *_tiny(given)]]
 
 
 def _copy(given: argparse.Namespace) -> list[list[str]]:

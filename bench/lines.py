@@ -26,6 +26,7 @@ GOALS: dict[str, tuple[str, float]] = {
     "RATIO manager.arc_store_evict": (">=", 2.0),
     "FLAT manager.": ("<=", 3.0),
     "SHARE observe.": ("<=", 0.05),
+    "COST observe.events.memory_bytes": ("<=", 100.0),
     "COST index.lookup_ms": ("<=", 1.0),
     "COST index.block_bytes": ("<=", 200.0),
     "LIMIT copy.contiguous": (">=", 0.8),
