@@ -231,3 +231,17 @@ def _mapped(processes: Any) -> set[str]:
             continue
         found.update(re.findall(r"\S*/kvtiers-\S+\.region", maps))
     return found
+
+
+@contextmanager
+def service(name: str, *options: str) -> Iterator[int]:
+    """A service of the command line, as an operator starts it; its port."""
+    command = [sys.executable, "-m", "kvtiers.cli", name, "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield int(process.stdout.readline().rsplit(":", 1)[1])
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

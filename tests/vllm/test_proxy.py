@@ -2,10 +2,8 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 from kvtiers.demo.server import free_port
 from tests.vllm.offloading import offload
-from tests.vllm.serving import Server
+from tests.vllm.serving import Server, service
 
 MODEL = Path(__file__).resolve().parents[2] / ".models" / "SmolLM2-135M-Instruct"
 CHAT = "/v1/chat/completions"
@@ -43,18 +41,9 @@ def servers(tmp_path_factory):
         yield made
 
 
-@contextmanager
 def proxied(*options):
     """The port of a proxy, as an operator starts it."""
-    command = [sys.executable, "-m", "kvtiers.cli", "proxy", "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield int(process.stdout.readline().rsplit(":", 1)[1])
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
+    return service("proxy", *options)
 
 
 def worker(server, peers):

@@ -19,7 +19,7 @@ import pytest
 
 from kvtiers.demo.server import free_port
 from tests.vllm.offloading import CHUNK_BYTES, disk, offload
-from tests.vllm.serving import READY_S, Server
+from tests.vllm.serving import READY_S, Server, service
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -155,21 +155,13 @@ def routing(engines, log):
         router.stop()
 
 
-@contextmanager
 def indexing(engines):
     """``kvtiers index`` of these engines; its port."""
-    command = [sys.executable, "-m", "kvtiers.cli", "index", "--port", "0"]
+    options = []
     for e in engines:
         address = f"{e.name}=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay}"
-        command += ["--engine", address]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield int(process.stdout.readline().rsplit(":", 1)[1])
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
+        options += ["--engine", address]
+    return service("index", *options)
 
 
 def holders_of(port, tokens):
