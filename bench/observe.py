@@ -136,7 +136,7 @@ class Watcher:
 
     def hear(self, told: Sequence[Event | Step]) -> float:
         """Be told; seconds."""
-        metrics, exporter = self._metrics, self._exporter
+        metrics, exporter = self._metrics.__call__, self._exporter
         began = thread_time()
         for entry in told:
             if type(entry) is Step:

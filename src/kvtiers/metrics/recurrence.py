@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from kvtiers.chunks import Key
 from kvtiers.metrics.distinct import Distinct
 
-ONE_IN = 64
+ONE_IN = 128
 """Of so many keys one is looked at in the end, and of so many one is measured from the start."""
 EACH = 512
 """After so many keys of prompts half as many are looked at, down to one in ``ONE_IN``."""
-MAX_MEASURED = 4096
+MAX_MEASURED = 2048
 """Keys whose last use is remembered: 262,144 chunks. One that comes back later counts as new."""
 _MEASURED = bytes([256 // ONE_IN])
 
@@ -77,7 +77,11 @@ class Recurrence:
 
     def _sampled(self, keys: Sequence[Key]) -> Sequence[Key]:
         below = self._below
-        return keys if below is None else [key for key in keys if key < below]
+        if below is None:
+            return keys
+        if min(keys, default=below) >= below:  # most often; half of what looking at each costs
+            return ()
+        return [key for key in keys if key < below]
 
     def _use(self, key: Key) -> int | None:
         """How many others were used since it was; None: not known."""

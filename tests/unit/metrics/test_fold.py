@@ -1,3 +1,6 @@
+import sys
+from threading import Thread
+
 import pytest
 
 from kvtiers.events import (
@@ -26,6 +29,7 @@ def test_ages_are_told_of_what_was_evicted_and_of_nothing_else() -> None:
     clock = ManualClock()
     metrics = Metrics(clock)
     metrics(ChunksStored("1:fs", KEYS))
+    metrics.settle()
     clock.advance(90.0)
     metrics(ChunksRemoved("1:fs", KEYS[:2000], Reason.CORRUPT))
     metrics.settle()
@@ -39,15 +43,16 @@ def test_ages_are_told_of_what_was_evicted_and_of_nothing_else() -> None:
 
 def test_prompts_tell_what_is_new_and_how_far_apart_uses_are() -> None:
     metrics = Metrics()
+    keys = digests(1, 40_000)
     assert metrics.distinct is None
-    metrics(ChunksPrompted(KEYS))
-    assert metrics.distinct == pytest.approx(4000, rel=0.03)
+    metrics(ChunksPrompted(keys))
+    assert metrics.distinct == pytest.approx(40_000, rel=0.1)
     assert metrics.take().observations == {}
-    metrics(ChunksPrompted(KEYS))
-    assert metrics.totals["prompted", ()] == 8000
-    assert metrics.distinct == pytest.approx(4000, rel=0.03)
+    metrics(ChunksPrompted(keys))
+    assert metrics.totals["prompted", ()] == 80_000
+    assert metrics.distinct == pytest.approx(40_000, rel=0.1)
     distances = metrics.take().observations["reuse_distance", ()]
-    assert sum(distances) / len(distances) == pytest.approx(4000, rel=0.4)
+    assert sum(distances) / len(distances) == pytest.approx(40_000, rel=0.2)
     metrics.check()
 
 
@@ -123,3 +128,20 @@ def test_what_a_load_saves_is_told_by_the_usual_pace_once_there_is_one() -> None
     assert metrics.totals["saved_seconds", ()] == pytest.approx(500 * 1.1 / 1000)
     metrics(settled())
     assert metrics.totals["saved_seconds", ()] == pytest.approx(500 * 1.1 / 1000)
+
+
+def test_who_reads_on_another_thread_loses_no_event() -> None:
+    metrics = Metrics()
+    told = Thread(target=lambda: [metrics(StoreOffered(1)) for _ in range(20_000)])
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        told.start()
+        while told.is_alive():
+            metrics.settle()
+    finally:
+        sys.setswitchinterval(interval)
+        told.join()
+    metrics.settle()
+    *counts, total = metrics.histograms["store_offered", ()]
+    assert (sum(counts), total) == (20_000, 20_000)
