@@ -35,7 +35,7 @@ from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
 from kvtiers.wiring import wire
 from tests.unit.kvevents.readers import Llmd, Router, raw_events
-from tests.unit.kvevents.tree import BLOCK, keys, prompt
+from tests.unit.kvevents.tree import BLOCK, about_to_be_stored, keys, prompt
 
 LAYOUT = ChunkLayout((GroupLayout(0, PAGE_BYTES, BLOCK),))
 NAMESPACE = Namespace({"model_digest": "m"})
@@ -99,7 +99,7 @@ class Life:
             PLACES, {0: Group("full_attention")}, SideFile(str(folder / "told"), "", 1 << 20)
         )
         self.wire.narrator = self.narrator
-        self.announcer = Announcer(self.narrator, self.wire, lambda c: (c.key, c.description, True))
+        self.announcer = Announcer(self.narrator, self.wire, about_to_be_stored)
         tiers = [
             {"type": "memory", "capacity_bytes": 12 * PAGE_BYTES},
             {
@@ -136,7 +136,7 @@ class Life:
         plan = self.manager.store(keys(chunks), request)
         for chunk in chunks:
             if chunk.key in plan.keys:
-                self.announcer.capture(chunk)
+                self.announcer.capture((chunk,))
         self.manager.complete_store(plan.keys)
         self.manager.on_request_finished(request)
         self.rest()

@@ -8,7 +8,6 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -52,26 +51,17 @@ class Announcer:
     """A sink of events. After a fault of its own it is silent, and says so in the log."""
 
     def __init__(
-        self, narrator: Narrator, outlet: Outlet, materialize: Materialize, *, values: int = 0
+        self, narrator: Narrator, outlet: Outlet, materialize: Materialize, *, values: int = 1
     ) -> None:
-        """``capture`` takes one value, or ``values`` at once: ``materialize`` gets a tuple of them.
-
-        The latter keeps no object for each chunk, which the garbage collector would count.
-        """
-        self.notes = Notes()
+        """``capture`` takes ``values`` at once: ``materialize`` gets a tuple of them."""
+        self.notes = Notes(values=values)
         self.wanted = narrator.wanted
         """Chunks that are there without a description."""
         self._narrator = narrator
         self._outlet = outlet
         self._materialize = materialize
-        self._captured: deque[Any] = deque()
-        self._sending = threading.Lock()
-        """Held by whoever passes on what was captured: events come from several threads."""
         self._values = values
-        self.capture: Callable[[Any], None] = (
-            self._captured.extend if values else self._captured.append
-        )
-        """Take note of what says what a chunk consists of; for one thread, not to be blocked."""
+        self.capture = self.notes.capture
         self._busy = False
         self._seen = 0
         """How many notes were dealt with."""
@@ -88,18 +78,11 @@ class Announcer:
         """Take note of an event about residency; ignore others."""
         if self._dead or type(event) not in _RESIDENCY:
             return
-        self.send_captured()
         self.notes.put(event)
 
     def send_captured(self) -> None:
         """Pass on what was captured; what still comes meanwhile is passed on the next time."""
-        waiting = self._captured
-        if not waiting:
-            return
-        with self._sending:
-            captured = [waiting.popleft() for _ in range(len(waiting))]
-            if not self._dead:
-                self.notes.put(Captured(captured))
+        self.notes.put_captured()
 
     @property
     def pending(self) -> bool:
@@ -145,6 +128,7 @@ class Announcer:
             )
         finally:
             self._dead = True
+            self.notes.close()
             for waiter in self._waiters:
                 waiter.set()
             self._end()
@@ -200,7 +184,7 @@ class Announcer:
 
     def _take(self, note: Note) -> None:
         if isinstance(note, Captured):
-            self._describe(note.sources)
+            self._describe(note.values)
         elif isinstance(note, Flushed):
             self._waiters.append(note.done)
         elif isinstance(note, Forgotten):
@@ -213,9 +197,8 @@ class Announcer:
         for waiter in waiters:
             waiter.set()
 
-    def _describe(self, sources: Iterable[Any]) -> None:
-        if self._values:
-            sources = zip(*[iter(sources)] * self._values, strict=True)
+    def _describe(self, values: Iterable[Any]) -> None:
+        sources = zip(*[iter(values)] * self._values, strict=True)
         for count, source in enumerate(sources, start=1):
             try:
                 key, description, expected = self._materialize(source)

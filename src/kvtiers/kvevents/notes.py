@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvtiers.chunks import Key
@@ -20,9 +20,14 @@ MAX_QUEUED = 1 << 20
 
 
 class Captured(NamedTuple):
-    """Chunks that are about to be stored, and what says what they consist of."""
+    """Chunks that are about to be stored."""
 
-    sources: Sequence[Any]
+    chunks: int
+    values: Sequence[Any]
+    """What says what they consist of, one after the other.
+
+    No object for each chunk, which the garbage collector would count.
+    """
 
 
 class Flushed(NamedTuple):
@@ -47,8 +52,13 @@ class Notes:
     reader has come so far: as many as chunks came or went meanwhile. Descriptions are dropped then.
     """
 
-    def __init__(self, max_queued: int = MAX_QUEUED) -> None:
+    def __init__(self, max_queued: int = MAX_QUEUED, *, values: int = 1) -> None:
+        """``values``: so many say what a chunk consists of."""
         self._max_queued = max_queued
+        self._values = values
+        self._captured: list[Any] = []
+        self.capture: Callable[[Sequence[Any]], None] = self._captured.extend
+        """Take note of what says what a chunk consists of; for one thread, not to be blocked."""
         self._queue: queue.SimpleQueue[Note] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._put = 0
@@ -56,21 +66,43 @@ class Notes:
         self._last: dict[tuple[str, Key], bool] = {}
         self._others: list[TierReachable | ChunksFound] = []
         self._beyond = False
+        self._closed = False
         self.sent = 0
         """How many notes were put into the queue."""
         self.dropped = 0
         """Descriptions that were dropped."""
 
-    def put(self, note: Event | Captured) -> None:
-        """Pass something on. It holds a lock only for as long as this method takes."""
+    def put(self, event: Event) -> None:
+        """Pass on what was captured, and this. It holds a lock only for as long as this takes."""
         with self._lock:
-            self._put += _weight(note)
-            if not self._beyond and self._put - self._got <= self._max_queued:
-                self._send(note)
-                return
-            self._put -= _weight(note)
-            self._beyond = True
-            self._keep_last(note)
+            if self._captured:
+                self._pass_captured()
+            self._pass(event)
+
+    def put_captured(self) -> None:
+        """Pass on what was captured; what still comes meanwhile is passed on the next time."""
+        if self._captured:
+            with self._lock:
+                self._pass_captured()
+
+    def _pass_captured(self) -> None:
+        captured = self._captured[:]
+        del self._captured[: len(captured)]
+        if not self._closed:
+            self._pass(Captured(len(captured) // self._values, captured))
+
+    def close(self) -> None:
+        """What is captured from now on is dropped: it keeps requests, and nobody will ask."""
+        self._closed = True
+
+    def _pass(self, note: Event | Captured) -> None:
+        weight = _weight(note)
+        if not self._beyond and self._put - self._got + weight <= self._max_queued:
+            self._put += weight
+            self._send(note)
+            return
+        self._beyond = True
+        self._keep_last(note)
 
     def _keep_last(self, note: Event | Captured) -> None:
         if isinstance(note, ChunksStored | ChunksFound):
@@ -78,7 +110,7 @@ class Notes:
         elif isinstance(note, ChunksRemoved):
             self._last.update(dict.fromkeys([(note.tier, k) for k in note.keys], False))
         elif isinstance(note, Captured):
-            self.dropped += len(note.sources)
+            self.dropped += note.chunks
         if isinstance(note, TierReachable):
             self._others.append(note)
         elif isinstance(note, ChunksFound):
@@ -130,6 +162,7 @@ class Notes:
         """Raise AssertionError naming the broken invariant."""
         with self._lock:
             assert self._put - self._got <= self._max_queued, "the queue is over its bound"
+            assert not len(self._captured) % self._values, "a part of a chunk was captured"
             assert self._beyond or not self._last, "news are kept and the queue is open"
 
     def __repr__(self) -> str:
@@ -138,5 +171,5 @@ class Notes:
 
 def _weight(note: Event | Captured) -> int:
     if isinstance(note, Captured):
-        return len(note.sources)
+        return note.chunks
     return 1 + len(getattr(note, "keys", ()))

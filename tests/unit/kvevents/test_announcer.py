@@ -19,7 +19,7 @@ from kvtiers.kvevents import sidefile
 from kvtiers.kvevents.announcer import Announcer
 from kvtiers.kvevents.messages import BlockRemoved
 from kvtiers.kvevents.narrator import Narrator
-from kvtiers.kvevents.notes import Captured, Notes
+from kvtiers.kvevents.notes import Notes
 from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
 
@@ -70,7 +70,7 @@ def told():
         narrator = Narrator(
             {HOST: Place("CPU")}, {0: Group("full_attention")}, SideFile(None, "", 1 << 20)
         )
-        made.append(Announcer(narrator, outlet, describe))
+        made.append(Announcer(narrator, outlet, describe, values=2))
         return made[-1]
 
     yield start
@@ -164,15 +164,16 @@ def test_a_fault_silences_it_and_nothing_else(told, caplog):
     assert wall.closed
     announcer.capture((prompt(1)[0], True))
     announcer.send_captured()
-    assert not announcer._captured, "nobody will ever want it, and it keeps a request"
+    assert not announcer.notes._captured, "nobody will ever want it, and it keeps a request"
 
 
 def test_beyond_its_bound_the_queue_keeps_the_last_news():
-    notes, chunks = Notes(max_queued=5), prompt(8)
+    notes, chunks = Notes(max_queued=5, values=3), prompt(8)
     names = keys(chunks)
     notes.put(ChunksStored(HOST, names[:3]))
     notes.put(ChunksStored(HOST, names))
-    notes.put(Captured([1, 2]))
+    notes.capture("two" * 2)
+    notes.put_captured()
     notes.put(TierReachable(HOST, False))
     notes.put(ChunksRemoved(HOST, names[:2], EVICTED))
     notes.put(ChunksFound(HOST, names[:1], complete=False))

@@ -7,7 +7,7 @@ same blocks (:mod:`kvtiers.engines.vllm.describing`), and hands finished events 
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
@@ -37,11 +37,20 @@ _THEIRS: Mapping[type[messages.KVEvent], type[KVCacheEvent]] = {
 }
 
 
+class _Said(NamedTuple):
+    """What was said at once."""
+
+    blocks: int
+    events: list[KVCacheEvent]
+    kinds: "Counter[tuple[str, str]]"
+    """How many there are of each class and medium."""
+
+
 class ReadyEvents:
     """Events in vLLM's classes until it takes them. Made on one thread, taken on another."""
 
     def __init__(self) -> None:
-        self._ready: deque[tuple[int, list[KVCacheEvent]]] = deque()
+        self._ready: deque[_Said] = deque()
         self._said = 0
         self._taken = 0
 
@@ -54,8 +63,9 @@ class ReadyEvents:
         if not events:
             return
         blocks = sum(len(getattr(e, "block_hashes", ())) for e in events)
+        kinds = Counter((type(e).__name__, getattr(e, "medium", None) or "none") for e in events)
         self._said += blocks
-        self._ready.append((blocks, [theirs(e) for e in events]))
+        self._ready.append(_Said(blocks, [theirs(e) for e in events], kinds))
 
     def serve(self, narrator: Narrator) -> float | None:
         """Nothing is due."""
@@ -64,14 +74,16 @@ class ReadyEvents:
     def close(self) -> None:
         """Nothing is to be done."""
 
-    def take(self) -> list[KVCacheEvent]:
-        """What is there, in order."""
+    def take(self) -> tuple[list[KVCacheEvent], "Counter[tuple[str, str]]"]:
+        """What is there, in order, and how many of each class and medium."""
         taken: list[KVCacheEvent] = []
+        kinds: Counter[tuple[str, str]] = Counter()
         while self._ready:
-            blocks, events = self._ready.popleft()
-            self._taken += blocks
-            taken += events
-        return taken
+            said = self._ready.popleft()
+            self._taken += said.blocks
+            taken += said.events
+            kinds.update(said.kinds)
+        return taken, kinds
 
     @property
     def chunks(self) -> int:
@@ -138,16 +150,16 @@ class TiersTracker:
     def take_events(self, events: Iterable[Any]) -> Iterable[KVCacheEvent]:
         """What there is to say by now; ``events``, of the manager, are none."""
         self.announcer.send_captured()
+        if not self._ready:
+            return events
         was_full = not self._ready.room()
-        taken = self._ready.take()
+        taken, kinds = self._ready.take()
         if was_full:
             self.announcer.wake()
-        if taken:
-            self._count(taken)
+        self._count(kinds)
         return [*events, *taken]
 
-    def _count(self, taken: Sequence[KVCacheEvent]) -> None:
-        kinds = Counter((type(e).__name__, getattr(e, "medium", None) or "none") for e in taken)
+    def _count(self, kinds: Mapping[tuple[str, str], int]) -> None:
         for (name, medium), count in kinds.items():
             self.sink(EventsTold(name, medium, count))
         dropped, self._dropped = self._dropped, self.announcer.notes.dropped
