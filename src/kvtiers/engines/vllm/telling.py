@@ -14,7 +14,14 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 
 from kvtiers.chunks import Key
 from kvtiers.config import KVTiersConfig
-from kvtiers.engines.vllm.describing import How, Source, materialize
+from kvtiers.engines.vllm.describing import (
+    FOUND,
+    FOUND_PART,
+    STORED,
+    STORED_PART,
+    Source,
+    materialize,
+)
 from kvtiers.engines.vllm.logs import logger
 from kvtiers.events import DescriptionsDropped, EventsTold, Sink
 from kvtiers.kvevents import messages
@@ -26,9 +33,6 @@ from kvtiers.tiers.fs.folders import path_of
 
 MAX_READY = 65_536
 """Chunks told of that vLLM has not taken; then no more is told until it has."""
-
-_STORED = How.STORED
-"""Looking it up in the class costs as much as noting it."""
 
 _THEIRS: Mapping[type[messages.KVEvent], type[KVCacheEvent]] = {
     messages.BlockStored: BlockStored,
@@ -125,27 +129,27 @@ class TiersTracker:
     def record_store(self, req: Any, group_config: Any, chunk_idx: int, offload_key: Key) -> None:
         """A chunk of this request is about to be stored."""
         if self._describe:
-            self._note((req, group_config, chunk_idx, offload_key, _STORED))
+            self._note((req, group_config, chunk_idx, offload_key, STORED))
 
     def record_lookup(self, req: Any, group_config: Any, chunk_idx: int, offload_key: Key) -> None:
         """A chunk of this request is in host memory, perhaps by another engine's doing."""
         wanted = self.announcer.wanted
         if wanted and offload_key in wanted:
-            self._note((req, group_config, chunk_idx, offload_key, How.FOUND))
+            self._note((req, group_config, chunk_idx, offload_key, FOUND))
 
     def record_partial_store(
         self, req: Any, group_config: Any, boundary_tokens: int, offload_key: Key
     ) -> None:
         """A state that ends within a block is about to be stored."""
         if self._describe:
-            self._note((req, group_config, boundary_tokens, offload_key, How.STORED_PART))
+            self._note((req, group_config, boundary_tokens, offload_key, STORED_PART))
 
     def record_partial_lookup(
         self, req: Any, group_config: Any, boundary_tokens: int, offload_key: Key
     ) -> None:
         """A state that ends within a block is in host memory."""
         if offload_key in self.announcer.wanted:
-            self._note((req, group_config, boundary_tokens, offload_key, How.FOUND_PART))
+            self._note((req, group_config, boundary_tokens, offload_key, FOUND_PART))
 
     def take_events(self, events: Iterable[Any]) -> Iterable[KVCacheEvent]:
         """What there is to say by now; ``events``, of the manager, are none."""
