@@ -243,12 +243,18 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "What requests wait for",
                 "s",
                 "From a request's first lookup that was not answered at once to the end of its "
-                "load; the lookup of one chunk.",
+                "load; the lookup of one chunk; the verdict on one that a tier did not give at "
+                "once.",
                 (
                     *quantiles("vllm:kvtiers_request_wait_seconds", "request"),
                     *quantiles(
                         "vllm:kv_offload_tiering_lookup_sync_delay_seconds",
                         "lookup {{tier}}",
+                        "tier",
+                    ),
+                    *quantiles(
+                        "vllm:kv_offload_tiering_lookup_async_delay_seconds",
+                        "verdict {{tier}}",
                         "tier",
                     ),
                 ),

@@ -8,7 +8,7 @@ import pytest
 
 from kvtiers.cli import main
 from tests.ui.browser import Page, Tab
-from tests.ui.engine import Engine
+from tests.ui.engine import TIERS, Engine
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -65,9 +65,9 @@ def test_a_request_that_nobody_had(page: Page, engine: Engine) -> None:
 
 
 def test_top_reads_the_observer_too(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    engine.rounds(1)
+    engine.rounds(2)
     assert main(["top", "--once", "--interval", "0.2", "--json", "--url", engine.observer]) == 0
     seen = json.loads(capsys.readouterr().out)
-    assert [tier["label"] for tier in seen["tiers"]] == ["0:primary", "1:fs"]
+    assert [tier["label"] for tier in seen["tiers"]] == [*TIERS]
     assert seen["tiers"][1]["used_share"] > 0
     assert [count["labels"] for count in seen["tokens"]]

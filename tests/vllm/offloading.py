@@ -8,6 +8,7 @@ from kvtiers.tiers.urls import open_place
 
 CHUNK_BYTES = {"llama": 512 * 1024}
 """Bytes of a chunk of one block (128 tokens)."""
+PEER_LOOKUP_S = 40.0
 
 
 def offload(cpu_bytes: float = 64e6, **extra: Any) -> dict[str, Any]:
@@ -23,6 +24,15 @@ def offload(cpu_bytes: float = 64e6, **extra: Any) -> dict[str, Any]:
 def disk(root: Path, **options: Any) -> dict[str, Any]:
     """An entry of ``secondary_tiers``."""
     return {"type": "fs", "root_dir": str(root), "capacity_bytes": 10 << 30, **options}
+
+
+def peering(port: int = 0, **options: Any) -> dict[str, Any]:
+    """An entry of ``secondary_tiers``, patient for several engines on a machine that others load.
+
+    It takes a ``lookup_deadline_s`` of ``PEER_LOOKUP_S`` beside it.
+    """
+    patient = {f"{what}_deadline_s": 30 for what in ("handshake", "lookup", "silence", "stall")}
+    return {"type": "p2p", "port": port, **patient, **options}
 
 
 def scheduler_of(engine: Any) -> Any:

@@ -20,7 +20,15 @@ from pathlib import Path
 import pytest
 
 from kvtiers.demo.server import free_port
-from tests.vllm.offloading import CHUNK_BYTES, manager_of, offload, scheduler_of, settle
+from tests.vllm.offloading import (
+    CHUNK_BYTES,
+    PEER_LOOKUP_S,
+    manager_of,
+    offload,
+    peering,
+    scheduler_of,
+    settle,
+)
 from tests.vllm.serving import READY_S, Server, cpu_seconds
 
 pytestmark = pytest.mark.timeout(400)
@@ -39,10 +47,8 @@ class Peer:
 
 
 def p2p(port=0, **options):
-    """Patient, for three engines on a machine that others load."""
-    patient = {f"{what}_deadline_s": 30 for what in ("handshake", "lookup", "silence", "stall")}
-    tier = {"type": "p2p", "port": port, **patient, **options}
-    return offload(lookup_deadline_s=40, secondary_tiers=[tier])
+    tier = peering(port, **options)
+    return offload(lookup_deadline_s=PEER_LOOKUP_S, secondary_tiers=[tier])
 
 
 def two_free_ports():

@@ -61,6 +61,13 @@ def test_each_as_an_operator_calls_it(tier, tmp_path, prompt, name):
     assert ran.json["warnings"] == []
 
 
+@pytest.mark.parametrize("module", ["kvtiers", "kvtiers.cli"])
+def test_it_is_a_module_of_python_too(module):
+    ran = good(process_of([sys.executable, "-m", module, "--version"]))
+    assert ran.out == f"kvtiers {version('kvtiers')}\n"
+    assert process_of([sys.executable, "-m", module]).status == 2
+
+
 def test_the_same_for_people(tier, tmp_path, prompt):
     for words in calls(tier, tmp_path, prompt).values():
         ran = good(kvtiers(*words))
