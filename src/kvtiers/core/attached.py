@@ -85,6 +85,10 @@ class AttachedTier:
         self._faults: dict[str, int] = {}
         """Faults in a row, by method."""
         self._fenced_until = 0.0
+        self._says_reachable = True
+        """By the last ``TierReachable`` of the tier's own."""
+        self._said_reachable = True
+        """By the last one that was handed on."""
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
         """The tier's verdicts, all MISS if it has none to give."""
@@ -184,11 +188,24 @@ class AttachedTier:
         return self._guard("has_pending_work", lambda: bool(hook()), False)
 
     def take_events(self) -> list[Event]:
-        """What the tier reports of its contents."""
-        if self._events is None:
-            return []
-        nothing: list[Event] = []
-        return self._guard("take_events", self._events.take_events, nothing, _are_sound_events)
+        """What the tier reports of its contents, and whether they can be had, fence included."""
+        events: list[Event] = []
+        if self._events is not None:
+            events = self._guard("take_events", self._events.take_events, events, _are_sound_events)
+        if events:
+            events = [e for e in events if not self._is_about_reach(e)]
+        reachable = self._says_reachable and not self._fenced
+        if reachable is not self._said_reachable:
+            self._said_reachable = reachable
+            events.append(TierReachable(self.label, reachable))
+        return events
+
+    def _is_about_reach(self, event: Event) -> bool:
+        """Remembers what it says: while the tier is fenced that does not hold."""
+        if not isinstance(event, TierReachable):
+            return False
+        self._says_reachable = event.reachable
+        return True
 
     def drain_jobs(self, deadline_s: float) -> bool:
         """Whether the tier came to rest in time."""
