@@ -36,6 +36,7 @@ from kvtiers.tiers.base import (
     JobOutcome,
     JobReleased,
     KnowsPeers,
+    KnowsResidents,
     KnowsStanding,
     KnowsUsage,
     Peers,
@@ -80,6 +81,7 @@ class AttachedTier:
         self._explains = tier if isinstance(tier, ExplainsMisses) else None
         self._standing = tier if isinstance(tier, KnowsStanding) else None
         self._peers = tier if isinstance(tier, KnowsPeers) else None
+        self._residents = tier if isinstance(tier, KnowsResidents) else None
         self.now = 0.0
         """Monotonic seconds of the present step."""
         self._faults: dict[str, int] = {}
@@ -154,6 +156,22 @@ class AttachedTier:
         hook = self._peers
         peers = None if hook is None else self._guard("peers", hook.peers, None)
         return peers if isinstance(peers, Peers) else None
+
+    def residents(self) -> list[Key]:
+        """All that the tier holds; none if it does not say. Any thread, which may have to wait."""
+        try:
+            keys = [] if self._residents is None else list(self._residents.residents())
+            if not _are_keys(keys):
+                raise TypeError(f"it answered {_shown(keys)}")
+        except Exception as e:  # the fence; faults are counted on another thread
+            logger.warning(
+                "tier %s did not say what it holds (%s: %s): it is told of anew as it is used",
+                self.label,
+                type(e).__name__,
+                e,
+            )
+            return []
+        return keys
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Pass on that these chunks were used."""

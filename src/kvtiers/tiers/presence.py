@@ -294,6 +294,11 @@ class Presence:
         """Why ``key`` is not found although it may be there; None if it is not denied."""
         return self._denials.why(key, now)
 
+    @property
+    def held(self) -> list[Key]:
+        """All that is known to be stored. On any thread: no key is hashed anew for it."""
+        return list(self._held)
+
     def touch(self, keys: Iterable[Key]) -> None:
         """Forget these last. Unknown keys are ignored."""
         for key in keys:

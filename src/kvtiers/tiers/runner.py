@@ -178,6 +178,15 @@ class StoreTier:
         """Ask the store itself, on the caller's thread. May block."""
         return ask(self.store, keys)
 
+    def residents(self) -> list[Key]:
+        """All that is known to be in the store. Any thread; a store that knows by itself may block.
+
+        Raises KVTiersError.
+        """
+        if isinstance(self._presence, Presence):
+            return self._presence.held
+        return [entry.key for entry in self.store.scan()]
+
     def on_schedule_end(self) -> None:
         """Send what lookups gathered in this step, batched."""
         self._take_notes()

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from kvtiers.core.attached import FAULTS_TO_FENCE, FENCE_S, AttachedTier
-from kvtiers.events import ChunksStored, Event, TierReachable
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.events import PRIMARY, ChunksStored, Event, TierReachable
 from kvtiers.tiers.base import Circuit, Peers, Standing
 from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
@@ -66,6 +69,30 @@ def test_what_a_fenced_tier_holds_is_said_to_be_out_of_reach_until_the_fence_end
     assert reach(world) == [False]
     world.step(2)
     assert reach(world) == [False, True]
+
+
+class KnowingTier(ScriptedTier):
+    answer: object = ()
+
+    def residents(self) -> object:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_what_is_held_is_what_host_memory_and_tiers_say(caplog: pytest.LogCaptureFixture) -> None:
+    tier = KnowingTier()
+    world = World(tiers=[tier, ScriptedTier("mute")])
+    world.stored(keys(1, 2))
+    tier.answer = {key(3): None}.keys()
+    residents = world.manager.residents
+    assert sorted(residents(PRIMARY)) == sorted(keys(1, 2))
+    assert residents("1:knowing") == [] == residents("2:mute"), "there is no such label"
+    assert residents("1:scripted") == keys(3)
+    for wrong in (KVTiersError("down", kind=Kind.IO), [3], None):
+        tier.answer = wrong
+        assert residents("1:scripted") == []
+    assert caplog.text.count("did not say what it holds") == 3
 
 
 class TellingTier(ScriptedTier):
