@@ -2,8 +2,8 @@
 
 PUB sends each batch once; whoever is too slow misses some and sees it by the numbers. ROUTER
 answers who asks for them again (:mod:`kvtiers.kvevents.replay`), from the beginning with what holds
-now. What was not said yet waits in the narrator's table, what was not taken yet in queues of ZeroMQ,
-one for each reader. These count messages: their bound in bytes is that no batch is too large.
+now. What was not said yet waits in the narrator's table, what was not taken yet in queues of
+ZeroMQ, one for each reader. These count messages: no batch is large, so they are bounded in bytes.
 """
 
 import time
