@@ -120,9 +120,9 @@ def _halves(events: Sequence[KVEvent]) -> Sequence[Sequence[KVEvent]]:
     if len(events) > 1:
         half = len(events) // 2
         return events[:half], events[half:]
-    if not events or isinstance(events[0], AllBlocksCleared):
+    event = events[0] if events else AllBlocksCleared()
+    if isinstance(event, AllBlocksCleared):
         return ()
-    (event,) = events
     hashes, half = event.block_hashes, len(event.block_hashes) // 2
     if not half:
         return ()
