@@ -3,7 +3,7 @@
 Over a real manager with memory and storage: whatever is stored, promoted, evicted, reset, damaged
 or removed by others, whichever batches the reader misses, however far the announcer falls behind,
 and however often engine and reader begin anew. What others remove from storage counts as there
-until somebody wants to load it.
+until somebody wants to load it, or until it is asked for again.
 """
 
 import itertools
@@ -354,6 +354,22 @@ def test_the_index_is_what_the_tiers_hold(storage: Storage, seed: int, max_queue
         if max_queued > FEW:  # else descriptions are dropped, too
             _is_described(life)
         life.end()
+
+
+@pytest.mark.parametrize("kind", [Files, Server])
+def test_what_others_removed_is_taken_back_though_nobody_asks(tmp_path: Path, kind: type) -> None:
+    router, storage = Router(), kind(tmp_path)
+    life = Life(storage, 0, router, 1 << 20, recheck_s=0.1)
+    life.store(PROMPTS[1])
+    storage.remove(random.Random(0))
+
+    def noticed():
+        life.rest()
+        return len(router.held(storage.label)) == 6
+
+    valkey.wait_until(noticed, "two chunks less are told of")
+    assert router.held(storage.label) == life.truth()[storage.label]
+    life.end()
 
 
 def test_a_server_that_was_away_is_told_of_again(tmp_path: Path) -> None:

@@ -349,6 +349,16 @@ class EmitsEvents(Protocol):
 
 
 @runtime_checkable
+class ChecksAgain(Protocol):
+    """Optional, of a store in which ``contains`` is a sign that chunks are about to be used, or has
+    a no for what cannot be had now.
+    """
+
+    def still_there(self, keys: Sequence[Key]) -> list[bool]:
+        """As ``contains``, without being such a sign, and with a no for what is gone only."""
+
+
+@runtime_checkable
 class KnowsResidents(Protocol):
     """Optional: a tier that says what it holds to those who missed events of it. Any thread.
 

@@ -296,8 +296,12 @@ class Presence:
 
     @property
     def held(self) -> list[Key]:
-        """All that is known to be stored. On any thread: no key is hashed anew for it."""
-        return list(self._held)
+        """All that is known to be stored. On any thread: it is copied in one go."""
+        return [*dict.keys(self._held)]  # in its own order an OrderedDict takes 30 times as long
+
+    def still_held(self, keys: Iterable[Key], since: int) -> list[Key]:
+        """Those of them that are held, and were not lost and stored anew after that moment."""
+        return [k for k in keys if k in self._held and not self._losses.after(k, since)]
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Forget these last. Unknown keys are ignored."""
