@@ -40,7 +40,7 @@ from kvtiers.wiring import wire
 from tests.servers import valkey
 from tests.servers.fake_s3 import FakeS3
 from tests.unit.kvevents.readers import Llmd, Router, raw_events
-from tests.unit.kvevents.tree import BLOCK, keys, prompt
+from tests.unit.kvevents.tree import BLOCK, about_to_be_stored, keys, prompt
 
 LAYOUT = ChunkLayout((GroupLayout(0, PAGE_BYTES, BLOCK),))
 NAMESPACE = Namespace({"model_digest": "m"})
@@ -224,10 +224,7 @@ class Life:
         )
         self.wire.narrator = self.narrator
         self.announcer = Announcer(
-            self.narrator,
-            self.wire,
-            lambda c: (c.key, c.description, True),
-            max_queued=max_queued,
+            self.narrator, self.wire, about_to_be_stored, max_queued=max_queued
         )
         tiers = [
             {"type": "memory", "capacity_bytes": 12 * PAGE_BYTES},
@@ -264,7 +261,7 @@ class Life:
         plan = self.manager.store(keys(chunks), request)
         for chunk in chunks:
             if chunk.key in plan.keys:
-                self.announcer.capture(chunk)
+                self.announcer.capture((chunk,))
         self.manager.complete_store(plan.keys)
         self.manager.on_request_finished(request)
         self.rest()

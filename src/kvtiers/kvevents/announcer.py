@@ -8,7 +8,6 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -69,15 +68,14 @@ class Announcer:
         outlet: Outlet,
         materialize: Materialize,
         *,
-        values: int = 0,
+        values: int = 1,
         max_queued: int = MAX_QUEUED,
     ) -> None:
-        """``capture`` takes one value, or ``values`` at once: ``materialize`` gets a tuple of them.
+        """``capture`` takes ``values`` at once: ``materialize`` gets a tuple of them.
 
-        The latter keeps no object for each chunk, which the garbage collector would count. Beyond
-        ``max_queued`` chunks that wait here, what is said is made up from ``residents``.
+        Beyond ``max_queued`` chunks that wait here, what is said is made up from ``residents``.
         """
-        self.notes = Notes(max_queued)
+        self.notes = Notes(max_queued, values=values)
         self.residents: Residents = lambda tier: ()
         """To be set by who has the tiers, ``TieringManager.residents``; called on this thread. A
         chunk that it does not name is taken back, and told of when it is heard of again."""
@@ -86,14 +84,8 @@ class Announcer:
         self._narrator = narrator
         self._outlet = outlet
         self._materialize = materialize
-        self._captured: deque[Any] = deque()
-        self._sending = threading.Lock()
-        """Held by whoever passes on what was captured: events come from several threads."""
         self._values = values
-        self.capture: Callable[[Any], None] = (
-            self._captured.extend if values else self._captured.append
-        )
-        """Take note of what says what a chunk consists of; for one thread, not to be blocked."""
+        self.capture = self.notes.capture
         self._busy = False
         self._seen = 0
         """How many notes were dealt with."""
@@ -110,18 +102,11 @@ class Announcer:
         """Take note of an event about residency; ignore others."""
         if self._dead or type(event) not in _RESIDENCY:
             return
-        self.send_captured()
         self.notes.put(event)
 
     def send_captured(self) -> None:
         """Pass on what was captured; what still comes meanwhile is passed on the next time."""
-        waiting = self._captured
-        if not waiting:
-            return
-        with self._sending:
-            captured = [waiting.popleft() for _ in range(len(waiting))]
-            if not self._dead:
-                self.notes.put(Captured(captured))
+        self.notes.put_captured()
 
     @property
     def pending(self) -> bool:
@@ -167,6 +152,7 @@ class Announcer:
             )
         finally:
             self._dead = True
+            self.notes.close()
             for waiter in self._waiters:
                 waiter.set()
             self._end()
@@ -222,7 +208,7 @@ class Announcer:
 
     def _take(self, note: Note | Missed) -> None:
         if isinstance(note, Captured):
-            self._describe(note.sources)
+            self._describe(note.values)
         elif isinstance(note, Flushed):
             self._waiters.append(note.done)
         elif isinstance(note, Forgotten):
@@ -244,9 +230,8 @@ class Announcer:
         for waiter in waiters:
             waiter.set()
 
-    def _describe(self, sources: Iterable[Any]) -> None:
-        if self._values:
-            sources = zip(*[iter(sources)] * self._values, strict=True)
+    def _describe(self, values: Iterable[Any]) -> None:
+        sources = zip(*[iter(values)] * self._values, strict=True)
         for count, source in enumerate(sources, start=1):
             try:
                 key, description, expected = self._materialize(source)

@@ -29,8 +29,10 @@ import msgspec
 
 from kvtiers.chunks import Key, key_digest, key_group
 
-_HEAD = struct.Struct("<IIHBHIIQ16s")
-HEAD_BYTES = _HEAD.size
+_CRC_BYTES = 4
+_HEAD = struct.Struct("<IHBHIIQ16s")
+"""Without the CRC."""
+HEAD_BYTES = _CRC_BYTES + _HEAD.size
 _HAS_PARENT, _LAST_IS_KEY = 1, 2
 MAX_RECORD_BYTES = 1 << 24
 """A length above it is damage."""
@@ -91,10 +93,11 @@ def encode(key: Key, d: Description) -> bytes:
             raise ValueError(f"a record of {size} bytes could not be read again")
         start, parent, count = d.start, d.parent or 0, len(d.hashes)
         group = key_group(key)
-        head = _HEAD.pack(0, size, group, flags, count, d.block_size, start, parent, tail)
+        head = _HEAD.pack(size, group, flags, count, d.block_size, start, parent, tail)
     except (OverflowError, struct.error) as e:
         raise ValueError(f"a number does not fit its place: {e}") from e
-    return zlib.crc32(body, zlib.crc32(head[4:])).to_bytes(4, "little") + head[4:] + body
+    checked = head + body
+    return zlib.crc32(checked).to_bytes(_CRC_BYTES, "little") + checked
 
 
 def length(head: bytes) -> int:
@@ -119,7 +122,7 @@ def decode(record: bytes) -> Record:
 
 
 def _decoded(record: bytes, size: int) -> Record:
-    _, _, group, flags, count, block_size, start, parent, tail = _HEAD.unpack_from(record)
+    _, group, flags, count, block_size, start, parent, tail = _HEAD.unpack_from(record, _CRC_BYTES)
     stored = count - bool(flags & _LAST_IS_KEY)
     at = HEAD_BYTES + 8 * stored
     end = at + 4 * count * block_size
@@ -135,6 +138,8 @@ def _decoded(record: bytes, size: int) -> Record:
 
 
 def _packed(kind: str, values: Sequence[int]) -> bytes:
+    if not values:
+        return b""
     packed = array(kind, values)
     if sys.byteorder == "big":
         packed.byteswap()

@@ -101,11 +101,12 @@ class Narrator:
             return
         for key in keys:
             name = chunk_name(key)
-            known = self._table.get(name) or UNKNOWN
-            resident = known.resident & ~EXPECTED | bit
-            if resident != known.resident:
-                kept = Known(known.place, known.start, resident, known.said, key_group(key))
-                self._table.put(name, kept)
+            known = self._table.get(name)
+            if known is None:
+                known = Known(resident=bit, group=key_group(key))
+                self._table.put(name, known)
+            elif known.resident & (bit | EXPECTED) != bit:
+                self._table.mark(name, known.resident & ~EXPECTED | bit, known.said)
             if not known.said & bit:
                 self._note(name)
             if not known.place and self._shelf is not None and len(self.wanted) < MAX_WANTED:
@@ -118,10 +119,11 @@ class Narrator:
             known = self._table.get(name)
             if known is None or not known.resident & bit:
                 continue
-            self._keep(name, known._replace(resident=known.resident & ~bit))
+            resident = known.resident & ~bit
+            self._keep(name, resident, known.said)
             if known.said & bit:
                 self._note(name)
-            if not known.resident & ~bit:
+            if not resident:
                 self.wanted.discard(key)
 
     def recount(self, tier: str, keys: Iterable[Key]) -> Iterator[None]:
@@ -133,7 +135,7 @@ class Narrator:
         names = {chunk_name(key) for key in here}
         for name, known in self._table.entries():
             if known.resident & bit and name not in names:
-                self._keep(name, known._replace(resident=known.resident & ~bit))
+                self._keep(name, known.resident & ~bit, known.said)
                 if known.said & bit:
                     self._note(name)
             yield
@@ -169,14 +171,13 @@ class Narrator:
         flag = EXPECTED if expected else 0
         if known.place:
             if flag & ~known.resident:
-                self._table.put(name, known._replace(resident=known.resident | flag))
+                self._table.mark(name, known.resident | flag, known.said)
             return
         place = self._shelf.put(key, description)
         if place is None:
             return
-        known = self._table.get(name) or UNKNOWN  # making room may have changed the table
         group = key_group(key)
-        for bit in self._places:
+        for bit in self._places if known.said else ():
             if known.said & bit:  # it was told of by its hash alone: that is taken back
                 self._withdrawn.append((bit, group, final_hash(name, group)))
         resident = known.resident | flag
@@ -185,9 +186,9 @@ class Narrator:
         if known.resident & ~EXPECTED:
             self._note(name)
 
-    def _keep(self, name: int, known: Known) -> None:
-        if known.resident or known.said:
-            self._table.put(name, known)
+    def _keep(self, name: int, resident: int, said: int) -> None:
+        if resident or said:
+            self._table.mark(name, resident, said)
         else:
             self._table.drop(name)
             if self._shelf is not None:
@@ -229,7 +230,7 @@ class Narrator:
         for name in names:
             known = self._table.get(name)
             if known is not None:
-                self._keep(name, known._replace(said=self._shown(known)))
+                self._keep(name, known.resident, self._shown(known))
 
     def start_of(self, key: Key) -> int | None:
         """The position of the first token, if the chunk is described."""
@@ -251,7 +252,7 @@ class Narrator:
             change = self._shown(known) ^ known.said
             if change:
                 changes.append(Change(name, known, change))
-                self._keep(name, known._replace(said=known.said ^ change))
+                self._keep(name, known.resident, known.said ^ change)
         return told + self.told.events(changes)
 
     def _shown(self, known: Known) -> int:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvtiers.events import (
@@ -18,9 +18,14 @@ MAX_QUEUED = 1 << 20
 
 
 class Captured(NamedTuple):
-    """Chunks that are about to be stored, and what says what they consist of."""
+    """Chunks that are about to be stored."""
 
-    sources: Sequence[Any]
+    chunks: int
+    values: Sequence[Any]
+    """What says what they consist of, one after the other.
+
+    No object for each chunk, which the garbage collector would count.
+    """
 
 
 class Flushed(NamedTuple):
@@ -51,8 +56,13 @@ class Notes:
     in reach and whether its start-up scan is over. Descriptions are dropped then.
     """
 
-    def __init__(self, max_queued: int = MAX_QUEUED) -> None:
+    def __init__(self, max_queued: int = MAX_QUEUED, *, values: int = 1) -> None:
+        """``values``: so many say what a chunk consists of."""
         self._max_queued = max_queued
+        self._values = values
+        self._captured: list[Any] = []
+        self.capture: Callable[[Sequence[Any]], None] = self._captured.extend
+        """Take note of what says what a chunk consists of; for one thread, not to be blocked."""
         self._queue: queue.SimpleQueue[Note] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._put = 0
@@ -62,27 +72,49 @@ class Notes:
         self._scans: dict[str, ChunksFound] = {}
         self._reach: dict[str, TierReachable] = {}
         self._n_missed = 0
+        self._closed = False
         self.sent = 0
         """How many notes were put into the queue."""
         self.dropped = 0
         """Descriptions that were dropped."""
 
-    def put(self, note: Event | Captured) -> None:
-        """Pass something on. It holds a lock only for as long as this method takes."""
-        weight = _weight(note)
+    def put(self, event: Event) -> None:
+        """Pass on what was captured, and this. It holds a lock only for as long as this takes."""
         with self._lock:
-            if not self._beyond and self._put + weight - self._got <= self._max_queued:
-                self._put += weight
-                self._send(note)
-                return
-            if not self._beyond:
-                self._beyond = True
-                self._send(None)  # there may be nothing else in the queue
-            self._miss(note)
+            if self._captured:
+                self._pass_captured()
+            self._pass(event)
+
+    def put_captured(self) -> None:
+        """Pass on what was captured; what still comes meanwhile is passed on the next time."""
+        if self._captured:
+            with self._lock:
+                self._pass_captured()
+
+    def _pass_captured(self) -> None:
+        captured = self._captured[:]
+        del self._captured[: len(captured)]
+        if not self._closed:
+            self._pass(Captured(len(captured) // self._values, captured))
+
+    def close(self) -> None:
+        """What is captured from now on is dropped: it keeps requests, and nobody will ask."""
+        self._closed = True
+
+    def _pass(self, note: Event | Captured) -> None:
+        weight = _weight(note)
+        if not self._beyond and self._put + weight - self._got <= self._max_queued:
+            self._put += weight
+            self._send(note)
+            return
+        if not self._beyond:
+            self._beyond = True
+            self._send(None)  # there may be nothing else in the queue
+        self._miss(note)
 
     def _miss(self, note: Event | Captured) -> None:
         if isinstance(note, Captured):
-            self.dropped += len(note.sources)
+            self.dropped += note.chunks
         elif isinstance(note, TierReachable):
             self._reach[note.tier] = note
         elif isinstance(note, ChunksStored | ChunksFound | ChunksRemoved):
@@ -140,6 +172,7 @@ class Notes:
         """Raise AssertionError naming the broken invariant."""
         with self._lock:
             assert self._put - self._got <= self._max_queued, "the queue is over its bound"
+            assert not len(self._captured) % self._values, "a part of a chunk was captured"
             assert self._beyond or not (self._missed or self._scans or self._reach), (
                 "something was missed and the queue is open"
             )
@@ -150,5 +183,5 @@ class Notes:
 
 def _weight(note: Event | Captured) -> int:
     if isinstance(note, Captured):
-        return len(note.sources)
+        return note.chunks
     return 1 + len(getattr(note, "keys", ()))

@@ -1,9 +1,10 @@
 """What chunks consist of, by the places that the table has of them; makes room when it is full."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from kvtiers.chunks import Key
+from kvtiers.chunks import Key, key_digest
+from kvtiers.hashing import event_hash
 from kvtiers.kvevents.descriptions import Damaged, Description, encode
 from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.table import EXPECTED, UNKNOWN, Known, ResidencyTable, named
@@ -11,6 +12,9 @@ from kvtiers.kvevents.table import EXPECTED, UNKNOWN, Known, ResidencyTable, nam
 _log = logging.getLogger("kvtiers")
 
 MAX_RECENT = 1024
+
+_ONE_BLOCK = 1 << 62
+"""In a place: the chunk is one block, whose hash is the end of the key."""
 
 
 class Shelf:
@@ -33,8 +37,10 @@ class Shelf:
         through before anything else is asked. Raises OSError.
         """
         for place, record in self._side.load():
-            name = named(int.from_bytes(record.tail[-8:], "big"), record.group)
-            self._table.put(name, Known(place, record.description.start, 0, 0, record.group))
+            end = int.from_bytes(record.tail[-8:], "big")
+            place |= _block_flag(record.description, end)
+            known = Known(place, record.description.start, 0, 0, record.group)
+            self._table.put(named(end, record.group), known)
             yield
         self._compacted_len = len(self._table)
 
@@ -50,10 +56,12 @@ class Shelf:
             self._dropped, self._compacted_len = 0, max(1, len(self._table))
             self._make_room()
             place = self._side.append(record)
-        if place is not None:
-            if len(self._recent) >= MAX_RECENT:
-                self._recent.clear()
-            self._recent[place] = description
+        if place is None:
+            return None
+        place |= _block_flag(description, event_hash(key_digest(key)))
+        if len(self._recent) >= MAX_RECENT:
+            self._recent.clear()
+        self._recent[place] = description
         return place
 
     def get(self, place: int) -> Description | None:
@@ -62,10 +70,15 @@ class Shelf:
         if recent is not None:
             return recent
         try:
-            return self._side.read(place).description
+            return self._side.read(place & ~_ONE_BLOCK).description
         except (Damaged, OSError) as e:
             _log.warning("what describes a chunk cannot be read, its hash must do: %s", e)
             return None
+
+    def hashes(self, place: int, end: int) -> Sequence[int]:
+        """Of the blocks of the chunk there, whose key ends with ``end``."""
+        description = None if place & _ONE_BLOCK else self.get(place)
+        return [end] if description is None else description.hashes
 
     def dropped(self) -> None:
         """The table forgot a chunk: making room may have become worth it."""
@@ -83,7 +96,7 @@ class Shelf:
         for before, now in [*self._side.compact(sorted(own))]:
             name = own[before]
             known = self._table.get(name) or UNKNOWN
-            self._table.put(name, known._replace(place=now))
+            self._table.put(name, known._replace(place=now | known.place & _ONE_BLOCK))
         self._dropped, self._compacted_len = 0, max(1, len(own))
 
     def _kept(self, mask: int) -> Iterator[tuple[int, int]]:
@@ -91,8 +104,8 @@ class Shelf:
         for name, known in self._table.entries():
             if not (known.resident & mask or known.said):
                 self._table.drop(name)
-            elif known.place and self._side.is_own(known.place):
-                yield known.place, name
+            elif known.place and self._side.is_own(known.place & ~_ONE_BLOCK):
+                yield known.place & ~_ONE_BLOCK, name
 
     def flush(self) -> None:
         """Give descriptions to the system, so that they outlive the process. Raises OSError."""
@@ -109,3 +122,7 @@ class Shelf:
 
     def __repr__(self) -> str:
         return f"<Shelf {len(self._recent)} at hand, {self._side!r}>"
+
+
+def _block_flag(description: Description, end: int) -> int:
+    return _ONE_BLOCK if len(description.hashes) == 1 and description.hashes[0] == end else 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import compress
 from typing import NamedTuple
 
-from kvtiers.chunks import Key, key_group
+from kvtiers.chunks import Key
 
 _MASK = (1 << 64) - 1
 _MIX = 0x9E3779B97F4A7C15
@@ -24,7 +24,8 @@ _FIRST_SLOTS = 8
 
 def chunk_name(key: Key) -> int:
     """The 64-bit name of a chunk, never 0."""
-    return named(int.from_bytes(key[-12:-4], "big"), key_group(key))
+    end, group = int.from_bytes(key[-12:-4], "big"), int.from_bytes(key[-4:], "big")
+    return (end ^ (group * _MIX & _MASK)) or 1
 
 
 def final_hash(name: int, group: int) -> int:
@@ -81,13 +82,15 @@ class _Shard:
 
     def get(self, name: int) -> Known | None:
         slot = self._slot(name)
-        if not self._names[slot]:
-            return None
-        return self._read(slot)
+        return self._read(slot) if self._names[slot] else None
 
     def _read(self, slot: int) -> Known:
         place, start, resident, said, group = self._fields
         return Known(place[slot], start[slot], resident[slot], said[slot], group[slot])
+
+    def mark(self, name: int, resident: int, said: int) -> None:
+        slot = self._slot(name)
+        self._fields[2][slot], self._fields[3][slot] = resident, said
 
     def put(self, name: int, known: Known) -> None:
         slot = self._slot(name)
@@ -161,6 +164,10 @@ class ResidencyTable:
     def put(self, name: int, known: Known) -> None:
         """Keep this of a chunk."""
         self._shards[name % _SHARDS].put(name, known)
+
+    def mark(self, name: int, resident: int, said: int) -> None:
+        """Keep which tiers have a chunk that is in here, and of which that was said."""
+        self._shards[name % _SHARDS].mark(name, resident, said)
 
     def drop(self, name: int) -> None:
         """Forget a chunk."""

@@ -80,14 +80,15 @@ class Told:
         come: dict[int, list[Described]] = {}
         bare: list[KVEvent] = []
         for name, known, bits in changes:
-            description = self._description(known)
             end = final_hash(name, known.group)
+            left = bits & known.said
+            hashes = self._hashes(known, end) if left else ()
+            description = self._description(known) if bits != left else None
             for bit, place in self._places.items():
-                if not bits & bit:
-                    continue
-                if known.said & bit:
-                    hashes: Sequence[int] = [end] if description is None else description.hashes
+                if left & bit:
                     gone.setdefault((bit, known.group), []).extend(hashes)
+                elif not bits & bit:
+                    continue
                 elif description is None:
                     bare.append(spans.bare(end, known.group, place))
                 else:
@@ -97,6 +98,11 @@ class Told:
             told += spans.removed(ends, group, self._places[bit])
         told += spans.stored([(self._places[b], c) for b, c in come.items()], self._groups)
         return told + bare
+
+    def _hashes(self, known: Known, end: int) -> Sequence[int]:
+        if not known.place or self._shelf is None:
+            return [end]
+        return self._shelf.hashes(known.place, end)
 
     def _description(self, known: Known) -> Description | None:
         if not known.place or self._shelf is None:

@@ -22,7 +22,7 @@ from kvtiers.kvevents import sidefile
 from kvtiers.kvevents.announcer import Announcer
 from kvtiers.kvevents.messages import BlockRemoved
 from kvtiers.kvevents.narrator import Narrator
-from kvtiers.kvevents.notes import Captured, Missed, Notes
+from kvtiers.kvevents.notes import Missed, Notes
 from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
 
@@ -73,7 +73,7 @@ def told():
         narrator = Narrator(
             {HOST: Place("CPU")}, {0: Group("full_attention")}, SideFile(None, "", 1 << 20)
         )
-        made.append(Announcer(narrator, outlet, describe, **options))
+        made.append(Announcer(narrator, outlet, describe, values=2, **options))
         return made[-1]
 
     yield start
@@ -167,14 +167,15 @@ def test_a_fault_silences_it_and_nothing_else(told, caplog):
     assert wall.closed
     announcer.capture((prompt(1)[0], True))
     announcer.send_captured()
-    assert not announcer._captured, "nobody will ever want it, and it keeps a request"
+    assert not announcer.notes._captured, "nobody will ever want it, and it keeps a request"
 
 
 def test_beyond_its_bound_the_queue_keeps_which_tiers_something_was_missed_of():
-    notes, names = Notes(max_queued=5), keys(prompt(8))
+    notes, names = Notes(max_queued=5, values=3), keys(prompt(8))
     notes.put(ChunksStored(HOST, names[:3]))
     notes.put(ChunksStored(HOST, names))
-    notes.put(Captured([1, 2]))
+    notes.capture("two" * 2)
+    notes.put_captured()
     notes.put(TierReachable(HOST, False))
     notes.put(ChunksRemoved(HOST, names[:2], EVICTED))
     notes.put(ChunksFound(DISK, names[:1], complete=False))

@@ -233,6 +233,39 @@ def test_a_warm_disk_is_described_after_a_restart(tmp_path):
     after.narrator.close()
 
 
+@pytest.mark.parametrize(("blocks", "reads"), [(1, 0), (3, 4)])
+def test_what_left_is_read_only_where_its_hashes_are_not_known(
+    tmp_path, monkeypatch, blocks, reads
+):
+    chunks = prompt(4, blocks=blocks)
+    before = Story(tmp_path)
+    before.describe(chunks)
+    before.narrator.close()
+    after = Story(tmp_path)
+    after.stored(DISK, chunks, describe=False)
+    after.speak()
+    read, places = SideFile.read, []
+    monkeypatch.setattr(
+        SideFile, "read", lambda self, place: places.append(place) or read(self, place)
+    )
+    after.removed(DISK, chunks)
+    (event,) = after.speak()
+    assert event.block_hashes == [h for c in chunks for h in c.hashes]
+    assert len(places) == reads
+
+
+def test_a_block_that_is_not_named_by_its_key_is_taken_back_by_its_own_name():
+    story, (chunk,) = Story(), prompt(1)
+    other = chunk.description._replace(hashes=[5])
+    story.narrator.describe(chunk.key, other, expected=True)
+    story.narrator.take(ChunksStored(HOST, (chunk.key,)))
+    story.narrator.take(ChunksStored(DISK, (chunk.key,)))
+    story.speak()
+    story.removed(HOST, [chunk])
+    (event,) = story.speak()
+    assert (type(event), event.block_hashes) == (BlockRemoved, [5])
+
+
 def test_changes_beyond_the_bound_are_found_in_the_table(monkeypatch):
     monkeypatch.setattr(module, "MAX_CHANGED", 4)
     story, chunks = Story(), prompt(20)

@@ -16,7 +16,7 @@ from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
 
 from .readers import Llmd
-from .tree import keys, prompt
+from .tree import about_to_be_stored, keys, prompt
 
 HOST, DISK = "0:primary", "1:fs"
 PLACES = {HOST: Place("CPU", "LOCAL", HOST), DISK: Place("STORAGE", "LOCAL", DISK)}
@@ -29,11 +29,11 @@ class Engine:
             *self.ends, topic="kv@pod@m", rank=3, clock=lambda: 1.5, **options
         )
         narrator = Narrator(PLACES, {0: Group("full_attention")}, SideFile(None, "", 1 << 24))
-        self.announcer = Announcer(narrator, self.publisher, lambda c: (c.key, c.description, True))
+        self.announcer = Announcer(narrator, self.publisher, about_to_be_stored)
 
     def stored(self, tier, chunks):
         for chunk in chunks:
-            self.announcer.capture(chunk)
+            self.announcer.capture((chunk,))
         self.announcer(ChunksStored(tier, keys(chunks)))
         assert self.announcer.flush(20)
 

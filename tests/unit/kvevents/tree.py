@@ -46,3 +46,9 @@ def prompt(length, seed=0, blocks=1, group=0, after=None):
 
 def keys(chunks):
     return tuple(c.key for c in chunks)
+
+
+def about_to_be_stored(captured):
+    """What an announcer is told of a chunk that was captured."""
+    (chunk,) = captured
+    return chunk.key, chunk.description, True

@@ -19,14 +19,17 @@ def bench_of(store: ScriptedStore, **options: object) -> Bench:
     return bench
 
 
+def answered(bench: Bench) -> bool:
+    return bench.tier._rechecks is None or bench.tier._rechecks._piece is None
+
+
 def pass_time(bench: Bench, seconds: float, every_s: float = 1.0) -> None:
     """Steps, each of which sees what the one before asked for."""
     for _ in range(int(seconds / every_s)):
         bench.clock.advance(every_s)
         bench.tier.on_schedule_end()
-        rechecks = bench.tier._rechecks
-        if rechecks is not None and rechecks._piece is not None:
-            bench.until(lambda: rechecks._piece is None)
+        if not answered(bench):
+            bench.until(lambda: answered(bench))
 
 
 def asked(store: ScriptedStore) -> list[Key]:

@@ -5,8 +5,7 @@ announcer's thread, a description is made of it.
 """
 
 from collections.abc import Sequence
-from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
 
@@ -15,17 +14,18 @@ from kvtiers.hashing import event_hash
 from kvtiers.kvevents.descriptions import Description
 
 
-class How(Enum):
+class How(NamedTuple):
     """Why a chunk was noted, and how its place is given."""
 
-    STORED = "stored"
-    """It is about to be stored; the index of the chunk."""
-    FOUND = "found"
-    """A lookup found it; the index of the chunk."""
-    STORED_PART = "stored part"
-    """As the first, of a state that ends within a block; the tokens before its end."""
-    FOUND_PART = "found part"
+    expected: bool
+    """It is about to be stored; else a lookup found it."""
+    part: bool
+    """It is a state that ends within a block, its place the tokens before its end; else a whole
+    chunk, its place the index."""
 
+
+STORED, FOUND = How(expected=True, part=False), How(expected=False, part=False)
+STORED_PART, FOUND_PART = How(expected=True, part=True), How(expected=False, part=True)
 
 Source = tuple[Any, Any, int, Key, How]
 """Request, configuration of the group, place, key, and how it was noted."""
@@ -36,16 +36,15 @@ def materialize(source: Source) -> tuple[Key, Description | None, bool]:
     request, config, place, key, how = source
     span, per_block = config.tokens_per_chunk, config.tokens_per_block
     per_hash = span // config.hashes_per_chunk
-    expected = how is How.STORED or how is How.STORED_PART
     start, end = place * span, place * span + span
-    if how is How.STORED_PART or how is How.FOUND_PART:
+    if how.part:
         start, end, per_block = (place - 1) // span * span, place, per_hash
     step = per_block // per_hash
     found = request.block_hashes[start // per_hash : end // per_hash][step - 1 :: step]
     before = request.block_hashes[start // per_hash - 1] if start else None
     tokens = request.all_token_ids[start:end]
     if len(tokens) < end - start or len(found) * per_block < end - start or None in found:
-        return key, None, expected
+        return key, None, how.expected
     adapter = request.lora_request
     description = Description(
         parent=None if before is None else event_hash(before),
@@ -57,7 +56,7 @@ def materialize(source: Source) -> tuple[Key, Description | None, bool]:
         lora_name=None if adapter is None else adapter.name,
         extra_keys=_extra_keys(request, range(start, end, per_block)),
     )
-    return key, description, expected
+    return key, description, how.expected
 
 
 def _extra_keys(request: Any, blocks: range) -> Sequence[Sequence[Any] | None] | None:

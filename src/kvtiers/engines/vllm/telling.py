@@ -7,14 +7,21 @@ same blocks (:mod:`kvtiers.engines.vllm.describing`), and hands finished events 
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 
 from kvtiers.chunks import Key
 from kvtiers.config import KVTiersConfig
-from kvtiers.engines.vllm.describing import How, Source, materialize
+from kvtiers.engines.vllm.describing import (
+    FOUND,
+    FOUND_PART,
+    STORED,
+    STORED_PART,
+    Source,
+    materialize,
+)
 from kvtiers.engines.vllm.logs import logger
 from kvtiers.events import DescriptionsDropped, EventsTold, Sink
 from kvtiers.kvevents import messages
@@ -27,9 +34,6 @@ from kvtiers.tiers.fs.folders import path_of
 MAX_READY = 65_536
 """Chunks told of that vLLM has not taken; then no more is told until it has."""
 
-_STORED = How.STORED
-"""Looking it up in the class costs as much as noting it."""
-
 _THEIRS: Mapping[type[messages.KVEvent], type[KVCacheEvent]] = {
     messages.BlockStored: BlockStored,
     messages.BlockRemoved: BlockRemoved,
@@ -37,11 +41,20 @@ _THEIRS: Mapping[type[messages.KVEvent], type[KVCacheEvent]] = {
 }
 
 
+class _Said(NamedTuple):
+    """What was said at once."""
+
+    blocks: int
+    events: list[KVCacheEvent]
+    kinds: "Counter[tuple[str, str]]"
+    """How many there are of each class and medium."""
+
+
 class ReadyEvents:
     """Events in vLLM's classes until it takes them. Made on one thread, taken on another."""
 
     def __init__(self) -> None:
-        self._ready: deque[tuple[int, list[KVCacheEvent]]] = deque()
+        self._ready: deque[_Said] = deque()
         self._said = 0
         self._taken = 0
 
@@ -54,8 +67,9 @@ class ReadyEvents:
         if not events:
             return
         blocks = sum(len(getattr(e, "block_hashes", ())) for e in events)
+        kinds = Counter((type(e).__name__, getattr(e, "medium", None) or "none") for e in events)
         self._said += blocks
-        self._ready.append((blocks, [theirs(e) for e in events]))
+        self._ready.append(_Said(blocks, [theirs(e) for e in events], kinds))
 
     def serve(self, narrator: Narrator) -> float | None:
         """Nothing is due."""
@@ -64,14 +78,16 @@ class ReadyEvents:
     def close(self) -> None:
         """Nothing is to be done."""
 
-    def take(self) -> list[KVCacheEvent]:
-        """What is there, in order."""
+    def take(self) -> tuple[list[KVCacheEvent], "Counter[tuple[str, str]]"]:
+        """What is there, in order, and how many of each class and medium."""
         taken: list[KVCacheEvent] = []
+        kinds: Counter[tuple[str, str]] = Counter()
         while self._ready:
-            blocks, events = self._ready.popleft()
-            self._taken += blocks
-            taken += events
-        return taken
+            said = self._ready.popleft()
+            self._taken += said.blocks
+            taken += said.events
+            kinds.update(said.kinds)
+        return taken, kinds
 
     @property
     def chunks(self) -> int:
@@ -113,41 +129,41 @@ class TiersTracker:
     def record_store(self, req: Any, group_config: Any, chunk_idx: int, offload_key: Key) -> None:
         """A chunk of this request is about to be stored."""
         if self._describe:
-            self._note((req, group_config, chunk_idx, offload_key, _STORED))
+            self._note((req, group_config, chunk_idx, offload_key, STORED))
 
     def record_lookup(self, req: Any, group_config: Any, chunk_idx: int, offload_key: Key) -> None:
         """A chunk of this request is in host memory, perhaps by another engine's doing."""
         wanted = self.announcer.wanted
         if wanted and offload_key in wanted:
-            self._note((req, group_config, chunk_idx, offload_key, How.FOUND))
+            self._note((req, group_config, chunk_idx, offload_key, FOUND))
 
     def record_partial_store(
         self, req: Any, group_config: Any, boundary_tokens: int, offload_key: Key
     ) -> None:
         """A state that ends within a block is about to be stored."""
         if self._describe:
-            self._note((req, group_config, boundary_tokens, offload_key, How.STORED_PART))
+            self._note((req, group_config, boundary_tokens, offload_key, STORED_PART))
 
     def record_partial_lookup(
         self, req: Any, group_config: Any, boundary_tokens: int, offload_key: Key
     ) -> None:
         """A state that ends within a block is in host memory."""
         if offload_key in self.announcer.wanted:
-            self._note((req, group_config, boundary_tokens, offload_key, How.FOUND_PART))
+            self._note((req, group_config, boundary_tokens, offload_key, FOUND_PART))
 
     def take_events(self, events: Iterable[Any]) -> Iterable[KVCacheEvent]:
         """What there is to say by now; ``events``, of the manager, are none."""
         self.announcer.send_captured()
+        if not self._ready:
+            return events
         was_full = not self._ready.room()
-        taken = self._ready.take()
+        taken, kinds = self._ready.take()
         if was_full:
             self.announcer.wake()
-        if taken:
-            self._count(taken)
+        self._count(kinds)
         return [*events, *taken]
 
-    def _count(self, taken: Sequence[KVCacheEvent]) -> None:
-        kinds = Counter((type(e).__name__, getattr(e, "medium", None) or "none") for e in taken)
+    def _count(self, kinds: Mapping[tuple[str, str], int]) -> None:
         for (name, medium), count in kinds.items():
             self.sink(EventsTold(name, medium, count))
         dropped, self._dropped = self._dropped, self.announcer.notes.dropped

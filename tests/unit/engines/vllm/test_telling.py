@@ -112,7 +112,7 @@ def test_windows_and_states_that_end_within_a_block(tracker):
     assert (event.block_size, event.token_ids) == (4, [*range(20)])
     assert event.kv_cache_spec_kind == "mamba"
     it.record_partial_lookup(request(), config, 20, make_key(digest(9), 0))
-    assert not it.announcer._captured, "nobody wants it"
+    assert not it.announcer.notes._captured, "nobody wants it"
 
 
 def test_what_another_engine_stored_is_described_by_who_asks_for_it(tracker):
@@ -135,7 +135,7 @@ def test_hashes_only_capture_nothing(tracker):
     key = make_key(digest(2), 0)
     it.record_store(request(), config, 0, key)
     it.record_partial_store(request(), config, 4, key)
-    assert not it.announcer._captured
+    assert not it.announcer.notes._captured
     it.announcer(ChunksStored(PRIMARY, (key,)))
     (event,) = said(it)
     assert (event.token_ids, event.block_hashes) == ([], [event_hash(digest(2))])
@@ -152,7 +152,7 @@ def test_a_request_that_does_not_know_is_passed_over(tracker, lacks):
         asked.block_hashes[1] = None
     it = tracker(config)
     it.record_store(asked, config, 0, make_key(digest(2), 0))
-    assert materialize(tuple(it.announcer._captured))[1] is None
+    assert materialize(tuple(it.announcer.notes._captured))[1] is None
 
 
 def test_descriptions_are_kept_where_asked_for_or_beside_the_disk(tracker, tmp_path):
