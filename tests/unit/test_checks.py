@@ -29,6 +29,7 @@ from kvtiers.host.pretouch import PageToucher
 from kvtiers.metrics import Metrics
 from kvtiers.tiers.fs.scratch import Scratch
 from kvtiers.tiers.lanes import Inbox, Lanes
+from kvtiers.tiers.rechecking import Rechecks
 from kvtiers.tiers.scanning import StartUpScan
 from tests.model.simulation import Simulation
 from tests.unit.tiers.tier_kit import Bench, ScriptedStore, key
@@ -199,6 +200,15 @@ def test_a_complete_scan_is_over():
     scan.complete = True
     with broken("a piece is under way"):
         scan.check()
+
+
+def test_no_more_is_asked_for_than_there_is():
+    rechecks = Rechecks(ScriptedStore(), list, Inbox(), lambda: 0.0, 10.0, 1.0)
+    rechecks.check()
+    assert repr(rechecks) == "<Rechecks 0 of 0 asked for>"
+    rechecks._asked = 1
+    with broken("more was asked for"):
+        rechecks.check()
 
 
 def test_no_lane_is_lost():

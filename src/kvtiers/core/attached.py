@@ -36,6 +36,7 @@ from kvtiers.tiers.base import (
     JobOutcome,
     JobReleased,
     KnowsPeers,
+    KnowsResidents,
     KnowsStanding,
     KnowsUsage,
     Peers,
@@ -80,11 +81,16 @@ class AttachedTier:
         self._explains = tier if isinstance(tier, ExplainsMisses) else None
         self._standing = tier if isinstance(tier, KnowsStanding) else None
         self._peers = tier if isinstance(tier, KnowsPeers) else None
+        self._residents = tier if isinstance(tier, KnowsResidents) else None
         self.now = 0.0
         """Monotonic seconds of the present step."""
         self._faults: dict[str, int] = {}
         """Faults in a row, by method."""
         self._fenced_until = 0.0
+        self._says_reachable = True
+        """By the last ``TierReachable`` of the tier's own."""
+        self._said_reachable = True
+        """By the last one that was handed on."""
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
         """The tier's verdicts, all MISS if it has none to give."""
@@ -151,6 +157,22 @@ class AttachedTier:
         peers = None if hook is None else self._guard("peers", hook.peers, None)
         return peers if isinstance(peers, Peers) else None
 
+    def residents(self) -> list[Key]:
+        """All that the tier holds; none if it does not say. Any thread, which may have to wait."""
+        try:
+            keys = [] if self._residents is None else list(self._residents.residents())
+            if not _are_keys(keys):
+                raise TypeError(f"it answered {_shown(keys)}")
+        except Exception as e:  # the fence; faults are counted on another thread
+            logger.warning(
+                "tier %s did not say what it holds (%s: %s): it is told of anew as it is used",
+                self.label,
+                type(e).__name__,
+                e,
+            )
+            return []
+        return keys
+
     def touch(self, keys: Sequence[Key]) -> None:
         """Pass on that these chunks were used."""
         if not self._fenced:
@@ -184,11 +206,24 @@ class AttachedTier:
         return self._guard("has_pending_work", lambda: bool(hook()), False)
 
     def take_events(self) -> list[Event]:
-        """What the tier reports of its contents."""
-        if self._events is None:
-            return []
-        nothing: list[Event] = []
-        return self._guard("take_events", self._events.take_events, nothing, _are_sound_events)
+        """What the tier reports of its contents, and whether they can be had, fence included."""
+        events: list[Event] = []
+        if self._events is not None:
+            events = self._guard("take_events", self._events.take_events, events, _are_sound_events)
+        if events:
+            events = [e for e in events if not self._is_about_reach(e)]
+        reachable = self._says_reachable and not self._fenced
+        if reachable is not self._said_reachable:
+            self._said_reachable = reachable
+            events.append(TierReachable(self.label, reachable))
+        return events
+
+    def _is_about_reach(self, event: Event) -> bool:
+        """Remembers what it says: while the tier is fenced that does not hold."""
+        if not isinstance(event, TierReachable):
+            return False
+        self._says_reachable = event.reachable
+        return True
 
     def drain_jobs(self, deadline_s: float) -> bool:
         """Whether the tier came to rest in time."""

@@ -376,6 +376,12 @@ class TieringManager:
         """Chunks whose bytes are whole in host memory. To look at, on any thread."""
         return self._ready
 
+    def residents(self, label: str) -> list[Key]:
+        """All chunks in host memory, or in a tier. On any thread, which may have to wait."""
+        if label == PRIMARY:
+            return list(self._ready)
+        return [key for tier in self.tiers if tier.label == label for key in tier.residents()]
+
     @property
     def use(self) -> HostUse:
         """What host memory is doing now."""

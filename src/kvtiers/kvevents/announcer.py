@@ -16,7 +16,15 @@ from kvtiers.events import ChunksFound, ChunksRemoved, ChunksStored, Event, Tier
 from kvtiers.kvevents.descriptions import Description
 from kvtiers.kvevents.messages import KVEvent
 from kvtiers.kvevents.narrator import Narrator
-from kvtiers.kvevents.notes import Captured, Flushed, Forgotten, Note, Notes
+from kvtiers.kvevents.notes import (
+    MAX_QUEUED,
+    Captured,
+    Flushed,
+    Forgotten,
+    Missed,
+    Note,
+    Notes,
+)
 
 _log = logging.getLogger("kvtiers")
 
@@ -26,6 +34,10 @@ CHUNKS_AT_ONCE = 64
 Materialize = Callable[[Any], tuple[Key, Description | None, bool]]
 """Of something captured: the key, what the chunk consists of (None: unknown by now), and whether
 it is about to be stored. May raise."""
+
+
+Residents = Callable[[str], Iterable[Key]]
+"""Of a tier's label: all chunks that it holds, at any moment of the call. Must not raise."""
 
 
 class Outlet(Protocol):
@@ -51,10 +63,22 @@ class Announcer:
     """A sink of events. After a fault of its own it is silent, and says so in the log."""
 
     def __init__(
-        self, narrator: Narrator, outlet: Outlet, materialize: Materialize, *, values: int = 1
+        self,
+        narrator: Narrator,
+        outlet: Outlet,
+        materialize: Materialize,
+        *,
+        values: int = 1,
+        max_queued: int = MAX_QUEUED,
     ) -> None:
-        """``capture`` takes ``values`` at once: ``materialize`` gets a tuple of them."""
-        self.notes = Notes(values=values)
+        """``capture`` takes ``values`` at once: ``materialize`` gets a tuple of them.
+
+        Beyond ``max_queued`` chunks that wait here, what is said is made up from ``residents``.
+        """
+        self.notes = Notes(max_queued, values=values)
+        self.residents: Residents = lambda tier: ()
+        """To be set by who has the tiers, ``TieringManager.residents``; called on this thread. A
+        chunk that it does not name is taken back, and told of when it is heard of again."""
         self.wanted = narrator.wanted
         """Chunks that are there without a description."""
         self._narrator = narrator
@@ -156,8 +180,8 @@ class Announcer:
         due_s = self._outlet.serve(self._narrator)
         speaking = self._narrator.pending and self._outlet.room() > 0
         took = self._take_next(0.0 if speaking else due_s)
-        for event in self.notes.overflow():
-            self._narrator.take(event)
+        for note in self.notes.overflow():
+            self._take(note)
         if self._narrator.pending and (room := self._outlet.room()) > 0:
             self._outlet.say(self._narrator.speak(min(room, CHUNKS_AT_ONCE)))
         self._busy = self._narrator.pending and self._outlet.room() > 0
@@ -182,15 +206,24 @@ class Announcer:
         self._take(note)
         return 1
 
-    def _take(self, note: Note) -> None:
+    def _take(self, note: Note | Missed) -> None:
         if isinstance(note, Captured):
             self._describe(note.values)
         elif isinstance(note, Flushed):
             self._waiters.append(note.done)
         elif isinstance(note, Forgotten):
             self._narrator.renew()
+        elif isinstance(note, Missed):
+            self._recount(note.tier)
         elif note is not None:
             self._narrator.take(note)
+
+    def _recount(self, tier: str) -> None:
+        """What was noted since the queue is open again comes after it, known already or not."""
+        steps = self._narrator.recount(tier, self.residents(tier))
+        for count, _ in enumerate(steps, start=1):
+            if count % CHUNKS_AT_ONCE == 0:
+                time.sleep(0)
 
     def _all_said(self) -> None:
         waiters, self._waiters = self._waiters, []

@@ -9,7 +9,7 @@ A block is ``block_size`` tokens of one KV-cache group. Its hash is an unsigned 
 bytes of the digest, big-endian) or the digest itself, as the publisher was told.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -100,6 +100,42 @@ _ALWAYS = {BlockStored: 7, BlockRemoved: 2, AllBlocksCleared: 0}
 def encode(batch: Batch) -> bytes:
     """The payload that says this."""
     return msgspec.msgpack.encode([batch.time, [_as_map(e) for e in batch.events], batch.rank])
+
+
+def encode_within(batch: Batch, max_bytes: int) -> Iterator[bytes]:
+    """Payloads that say this, one after the other, each of at most so many bytes.
+
+    A larger one says something of a single block.
+    """
+    payload = encode(batch)
+    halves = _halves(batch.events) if len(payload) > max_bytes else ()
+    for events in halves:
+        yield from encode_within(msgspec.structs.replace(batch, events=events), max_bytes)
+    if not halves:
+        yield payload
+
+
+def _halves(events: Sequence[KVEvent]) -> Sequence[Sequence[KVEvent]]:
+    """The same in two parts; none if it cannot be divided."""
+    if len(events) > 1:
+        half = len(events) // 2
+        return events[:half], events[half:]
+    event = events[0] if events else AllBlocksCleared()
+    if isinstance(event, AllBlocksCleared):
+        return ()
+    hashes, half = event.block_hashes, len(event.block_hashes) // 2
+    if not half:
+        return ()
+    first: dict[str, Any] = {"block_hashes": hashes[:half]}
+    rest: dict[str, Any] = {"block_hashes": hashes[half:]}
+    if isinstance(event, BlockStored):
+        tokens, extra = half * event.block_size, event.extra_keys
+        first["token_ids"], rest["token_ids"] = event.token_ids[:tokens], event.token_ids[tokens:]
+        rest["parent_block_hash"] = hashes[half - 1]
+        if extra is not None:
+            first["extra_keys"], rest["extra_keys"] = extra[:half], extra[half:]
+    replace = msgspec.structs.replace
+    return [replace(event, **first)], [replace(event, **rest)]
 
 
 def decode(payload: bytes) -> Batch:

@@ -126,6 +126,27 @@ class Narrator:
             if not resident:
                 self.wanted.discard(key)
 
+    def recount(self, tier: str, keys: Iterable[Key]) -> Iterator[None]:
+        """The tier has these and no others, whatever was heard; one chunk for each item.
+
+        To be gone through before anything else is asked.
+        """
+        bit, here = self._bits.get(tier, 0), list(keys)
+        names = {chunk_name(key) for key in here}
+        for name, known in self._table.entries():
+            if known.resident & bit and name not in names:
+                self._keep(name, known.resident & ~bit, known.said)
+                if known.said & bit:
+                    self._note(name)
+            yield
+        for key in here:
+            self._arrived(tier, (key,))
+            yield
+        for key in [*self.wanted]:
+            known = self._table.get(chunk_name(key)) or UNKNOWN
+            if not known.resident & ~EXPECTED:
+                self.wanted.discard(key)
+
     def _found(self, event: ChunksFound) -> None:
         bit = self._bits.get(event.tier, 0)
         if not event.complete:

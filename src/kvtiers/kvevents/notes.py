@@ -5,18 +5,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kvtiers.chunks import Key
 from kvtiers.events import (
     ChunksFound,
     ChunksRemoved,
     ChunksStored,
     Event,
-    Reason,
     TierReachable,
 )
 
 MAX_QUEUED = 1 << 20
-"""Chunks in the queue, beyond which only the last news of each chunk is kept."""
+"""Chunks in the queue, beyond which only the tiers are remembered of which something was missed."""
 
 
 class Captured(NamedTuple):
@@ -40,6 +38,12 @@ class Forgotten(NamedTuple):
     """Readers were told to forget all that was ever said."""
 
 
+class Missed(NamedTuple):
+    """Chunks came to this tier or left it, and nobody remembers which: go by what it holds now."""
+
+    tier: str
+
+
 Note = Event | Captured | Flushed | Forgotten | None
 """None: only wakes the reader up."""
 
@@ -47,9 +51,9 @@ Note = Event | Captured | Flushed | Forgotten | None
 class Notes:
     """Many threads put, one takes. Neither waits for the other, and what waits is bounded.
 
-    Whatever happens to a chunk while the reader lags behind, only how it ended counts. So beyond
-    ``MAX_QUEUED`` chunks the queue is closed, and the last news of each chunk are kept until the
-    reader has come so far: as many as chunks came or went meanwhile. Descriptions are dropped then.
+    Beyond ``max_queued`` chunks the queue is closed until the reader has come so far. Of what comes
+    meanwhile only the tiers are remembered of which something was missed, and of each whether it is
+    in reach and whether its start-up scan is over. Descriptions are dropped then.
     """
 
     def __init__(self, max_queued: int = MAX_QUEUED, *, values: int = 1) -> None:
@@ -63,9 +67,11 @@ class Notes:
         self._lock = threading.Lock()
         self._put = 0
         self._got = 0
-        self._last: dict[tuple[str, Key], bool] = {}
-        self._others: list[TierReachable | ChunksFound] = []
         self._beyond = False
+        self._missed: dict[str, None] = {}
+        self._scans: dict[str, ChunksFound] = {}
+        self._reach: dict[str, TierReachable] = {}
+        self._n_missed = 0
         self._closed = False
         self.sent = 0
         """How many notes were put into the queue."""
@@ -97,24 +103,26 @@ class Notes:
 
     def _pass(self, note: Event | Captured) -> None:
         weight = _weight(note)
-        if not self._beyond and self._put - self._got + weight <= self._max_queued:
+        if not self._beyond and self._put + weight - self._got <= self._max_queued:
             self._put += weight
             self._send(note)
             return
-        self._beyond = True
-        self._keep_last(note)
+        if not self._beyond:
+            self._beyond = True
+            self._send(None)  # there may be nothing else in the queue
+        self._miss(note)
 
-    def _keep_last(self, note: Event | Captured) -> None:
-        if isinstance(note, ChunksStored | ChunksFound):
-            self._last.update(dict.fromkeys([(note.tier, k) for k in note.keys], True))
-        elif isinstance(note, ChunksRemoved):
-            self._last.update(dict.fromkeys([(note.tier, k) for k in note.keys], False))
-        elif isinstance(note, Captured):
+    def _miss(self, note: Event | Captured) -> None:
+        if isinstance(note, Captured):
             self.dropped += note.chunks
-        if isinstance(note, TierReachable):
-            self._others.append(note)
-        elif isinstance(note, ChunksFound):
-            self._others.append(note._replace(keys=()))
+        elif isinstance(note, TierReachable):
+            self._reach[note.tier] = note
+        elif isinstance(note, ChunksStored | ChunksFound | ChunksRemoved):
+            if isinstance(note, ChunksFound):
+                self._scans[note.tier] = note._replace(keys=())
+            if note.keys:
+                self._missed[note.tier] = None
+                self._n_missed += len(note.keys)
 
     def put_aside(self, note: Flushed | Forgotten | None) -> None:
         """Wake the reader up; a ``Flushed`` comes after all that was put before."""
@@ -132,26 +140,28 @@ class Notes:
             self._got += _weight(note)
         return note
 
-    def overflow(self) -> list[Event]:
+    def overflow(self) -> list[Event | Missed]:
         """What came when the queue was full; the queue is open again. Only when it is empty."""
         if not self._beyond or not self._queue.empty():
             return []
         with self._lock:
             if not self._queue.empty():
                 return []
-            last, self._last = self._last, {}
-            others, self._others = self._others, []
+            missed, self._missed, self._n_missed = self._missed, {}, 0
+            scans, self._scans = self._scans, {}
+            reach, self._reach = self._reach, {}
             self._beyond = False
-        events: list[Event] = [n for n in others if not getattr(n, "complete", True)]
-        for (tier, key), there in last.items():
-            gone = ChunksRemoved(tier, (key,), Reason.EVICTED)
-            events.append(ChunksStored(tier, (key,)) if there else gone)
-        return events + [n for n in others if getattr(n, "complete", True)]
+        return [
+            *(scan for scan in scans.values() if not scan.complete),
+            *map(Missed, missed),
+            *(scan for scan in scans.values() if scan.complete),
+            *reach.values(),
+        ]
 
     @property
     def queued(self) -> int:
-        """About how many chunks there is news of that was not taken yet. On any thread."""
-        return self._put - self._got + len(self._last)
+        """About of how many chunks there is news that was not taken yet. On any thread."""
+        return self._put - self._got + self._n_missed
 
     @property
     def waiting(self) -> bool:
@@ -163,10 +173,12 @@ class Notes:
         with self._lock:
             assert self._put - self._got <= self._max_queued, "the queue is over its bound"
             assert not len(self._captured) % self._values, "a part of a chunk was captured"
-            assert self._beyond or not self._last, "news are kept and the queue is open"
+            assert self._beyond or not (self._missed or self._scans or self._reach), (
+                "something was missed and the queue is open"
+            )
 
     def __repr__(self) -> str:
-        return f"<Notes {self._put - self._got} chunks queued, {len(self._last)} beyond the bound>"
+        return f"<Notes {self._put - self._got} chunks queued, {self._n_missed} beyond the bound>"
 
 
 def _weight(note: Event | Captured) -> int:

@@ -346,3 +346,27 @@ class EmitsEvents(Protocol):
 
     def take_events(self) -> list[Event]:
         """Events since the last call, in order, under the tier's label."""
+
+
+@runtime_checkable
+class ChecksAgain(Protocol):
+    """Optional, of a store in which ``contains`` is a sign that chunks are about to be used, or has
+    a no for what cannot be had now.
+    """
+
+    def still_there(self, keys: Sequence[Key]) -> list[bool]:
+        """As ``contains``, without being such a sign, and with a no for what is gone only."""
+
+
+@runtime_checkable
+class KnowsResidents(Protocol):
+    """Optional: a tier that says what it holds to those who missed events of it. Any thread.
+
+    Without it, all that was said of the tier is taken back then.
+    """
+
+    def residents(self) -> Iterable[Key]:
+        """All chunks that it holds, as its events say or will say. May block; raises KVTiersError.
+
+        What happened during the call may be in it or not.
+        """

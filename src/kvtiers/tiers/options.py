@@ -48,6 +48,10 @@ class RunnerOptions:
     is less, for the answer has to outlive the step that asked."""
     max_tracked_chunks: int = 2_000_000
     """Bound of the table of known chunks (about 200 bytes each)."""
+    recheck_s: float = 600.0
+    """With ``enable_kv_events``, on storage that others clear: each chunk that is said to be there
+    is asked for within so many seconds, of a working engine, so that its loss is told of; 0: when a
+    load of it fails."""
     min_slice_bytes: int = 1 << 20
     """A job is split over the lanes into slices of at least this many bytes."""
     transfer_retries: int = 2

@@ -294,6 +294,15 @@ class Presence:
         """Why ``key`` is not found although it may be there; None if it is not denied."""
         return self._denials.why(key, now)
 
+    @property
+    def held(self) -> list[Key]:
+        """All that is known to be stored. On any thread: it is copied in one go."""
+        return [*dict.keys(self._held)]  # in its own order an OrderedDict takes 30 times as long
+
+    def still_held(self, keys: Iterable[Key], since: int) -> list[Key]:
+        """Those of them that are held, and were not lost and stored anew after that moment."""
+        return [k for k in keys if k in self._held and not self._losses.after(k, since)]
+
     def touch(self, keys: Iterable[Key]) -> None:
         """Forget these last. Unknown keys are ignored."""
         for key in keys:

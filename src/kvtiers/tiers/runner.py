@@ -38,6 +38,7 @@ from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
 from kvtiers.tiers.misses import LostToDamage, miss_of
 from kvtiers.tiers.options import RunnerOptions
 from kvtiers.tiers.presence import InstantPresence, Presence
+from kvtiers.tiers.rechecking import Recheck, Rechecks
 from kvtiers.tiers.scanning import Scan, StartUpScan
 from kvtiers.tiers.work import Mover, Question, Transfer, ask, fault
 
@@ -116,6 +117,7 @@ class StoreTier:
         except ConfigError:
             self._close_store()
             raise
+        self._rechecks = self._make_rechecks() if identity.told else None
         self._scan = StartUpScan(self.label, options.scan_deadline_s)
         # A store that answers at once is scanned for those only who are told of it.
         if store.capabilities.scan and (identity.told or not store.capabilities.instant):
@@ -126,6 +128,20 @@ class StoreTier:
         if self.store.capabilities.instant:
             return InstantPresence(partial(ask, self.store), self._could_not_ask, ttl_s)
         return Presence(self._options.max_tracked_chunks, ttl_s)
+
+    def _make_rechecks(self) -> Rechecks | None:
+        presence, options = self._presence, self._options
+        shared = isinstance(presence, Presence) and self.store.capabilities.shared
+        if not shared or not options.recheck_s:
+            return None
+        return Rechecks(
+            self.store,
+            self.residents,
+            self._inbox,
+            self._clock,
+            options.recheck_s,
+            options.scan_deadline_s,
+        )
 
     def _could_not_ask(self, error: KVTiersError) -> None:
         self._failed(self._clock(), str(error))
@@ -178,9 +194,20 @@ class StoreTier:
         """Ask the store itself, on the caller's thread. May block."""
         return ask(self.store, keys)
 
+    def residents(self) -> list[Key]:
+        """All that is known to be in the store. Any thread; a store that knows by itself may block.
+
+        Raises KVTiersError.
+        """
+        if isinstance(self._presence, Presence):
+            return self._presence.held
+        return [entry.key for entry in self.store.scan()]
+
     def on_schedule_end(self) -> None:
         """Send what lookups gathered in this step, batched."""
         self._take_notes()
+        if self._rechecks is not None and not self._closed:
+            self._go_on_rechecking(self._rechecks, self._clock())
         batches = self._asking.gather()
         if not batches or self._closed:
             return
@@ -194,6 +221,23 @@ class StoreTier:
             else:
                 self._asking.forget(keys)
                 self._deny_unknown(keys, now, MissReason.TIER_DOWN)
+
+    def _go_on_rechecking(self, rechecks: Rechecks, now: float) -> None:
+        hung = rechecks.hung(now)
+        if hung is not None:
+            self._lanes.abandon(hung)
+            self._failed(now, "chunks that are there were not asked for in time")
+        if self._breaker.state is State.CLOSED:
+            piece = rechecks.next(now, self._presence.moment)
+            if piece is not None:
+                self._lanes.put(piece)
+
+    def _rechecked(self, rechecks: Rechecks, piece: Recheck) -> None:
+        rechecks.took(piece)
+        if isinstance(piece.gone, KVTiersError):
+            self._failed(self._clock(), str(piece.gone))
+        elif isinstance(self._presence, Presence):
+            self._lost(self._presence.still_held(piece.gone, piece.since), Reason.VANISHED)
 
     def _answered(self, question: Question) -> None:
         in_time = self._asking.answered(question)
@@ -369,6 +413,8 @@ class StoreTier:
                 self._lost(note.keys, note.reason)
             elif isinstance(note, Scan):
                 self._scanned(note)
+            elif isinstance(note, Recheck) and self._rechecks is not None:
+                self._rechecked(self._rechecks, note)
 
     def _scanned(self, piece: Scan) -> None:
         found = self._presence.scanned(piece.keys)
@@ -487,6 +533,8 @@ class StoreTier:
         self._breaker.check()
         self._lanes.check()
         self._scan.check()
+        if self._rechecks is not None:
+            self._rechecks.check()
         held = sum(taken.held_bytes for taken in self._jobs.values())
         assert held == self._held_store_bytes, "held bytes do not add up"
         unreported = {i for i, taken in self._jobs.items() if not taken.reported}

@@ -36,10 +36,14 @@ def _broken(operation: str, what: str) -> KVTiersError:
     )
 
 
-def ask(store: ChunkStore, keys: Sequence[Key]) -> list[bool] | KVTiersError:
-    """Call ``contains``: one bool per key, or why there is no answer."""
+def ask(
+    store: ChunkStore,
+    keys: Sequence[Key],
+    question: Callable[[Sequence[Key]], list[bool]] | None = None,
+) -> list[bool] | KVTiersError:
+    """Call ``contains``, or what asks the same: one bool per key, or why there is no answer."""
     try:
-        answers = store.contains(keys)
+        answers = (question or store.contains)(keys)
     except BaseException as e:
         return fault("contains", e)
     if not isinstance(answers, list | tuple) or len(answers) != len(keys):

@@ -1,6 +1,12 @@
 """What gauges say of tiers, as the core knows it."""
 
-from kvtiers.core.attached import FAULTS_TO_FENCE, AttachedTier
+from collections.abc import Sequence
+
+import pytest
+
+from kvtiers.core.attached import FAULTS_TO_FENCE, FENCE_S, AttachedTier
+from kvtiers.errors import Kind, KVTiersError
+from kvtiers.events import PRIMARY, ChunksStored, Event, TierReachable
 from kvtiers.tiers.base import Circuit, Peers, Standing
 from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
@@ -42,6 +48,77 @@ def test_a_fenced_tier_is_left_alone_whatever_it_says() -> None:
     for _ in range(FAULTS_TO_FENCE):
         world.step()
     assert world.manager.tiers[0].standing().circuit is Circuit.OPEN
+
+
+def reach(world: World) -> list[bool]:
+    return [e.reachable for e in world.of(TierReachable) if isinstance(e, TierReachable)]
+
+
+def test_what_a_fenced_tier_holds_is_said_to_be_out_of_reach_until_the_fence_ends() -> None:
+    tier = ScriptedTier()
+    lookup = tier.lookup
+    world = World(tiers=[tier])
+    tier.lookup = lambda keys, request: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    for n in range(FAULTS_TO_FENCE):
+        assert reach(world) == []
+        world.lookup(keys(n), world.request(f"r{n}"))
+        world.step()
+    assert reach(world) == [False]
+    tier.lookup = lookup  # type: ignore[method-assign]
+    world.step(FENCE_S - 1)
+    assert reach(world) == [False]
+    world.step(2)
+    assert reach(world) == [False, True]
+
+
+class KnowingTier(ScriptedTier):
+    answer: object = ()
+
+    def residents(self) -> object:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_what_is_held_is_what_host_memory_and_tiers_say(caplog: pytest.LogCaptureFixture) -> None:
+    tier = KnowingTier()
+    world = World(tiers=[tier, ScriptedTier("mute")])
+    world.stored(keys(1, 2))
+    tier.answer = {key(3): None}.keys()
+    residents = world.manager.residents
+    assert sorted(residents(PRIMARY)) == sorted(keys(1, 2))
+    assert residents("1:knowing") == [] == residents("2:mute"), "there is no such label"
+    assert residents("1:scripted") == keys(3)
+    for wrong in (KVTiersError("down", kind=Kind.IO), [3], None):
+        tier.answer = wrong
+        assert residents("1:scripted") == []
+    assert caplog.text.count("did not say what it holds") == 3
+
+
+class TellingTier(ScriptedTier):
+    tells: Sequence[Event] = ()
+
+    def take_events(self) -> list[Event]:
+        told, self.tells = self.tells, ()
+        return list(told)
+
+
+def test_a_tier_whose_own_circuit_is_open_is_not_in_reach_when_its_fence_ends() -> None:
+    tier = TellingTier()
+    world = World(tiers=[tier])
+    finished = tier.get_finished_jobs
+    tier.get_finished_jobs = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    for _ in range(FAULTS_TO_FENCE):
+        world.step()
+    tier.get_finished_jobs = finished  # type: ignore[method-assign]
+    tier.tells = [TierReachable("1:scripted", False), ChunksStored("1:scripted", tuple(keys(1)))]
+    world.step()
+    assert world.of(ChunksStored) == [ChunksStored("1:scripted", tuple(keys(1)))]
+    world.step(FENCE_S)
+    assert reach(world) == [False]
+    tier.tells = [TierReachable("1:scripted", True)]
+    world.step()
+    assert reach(world) == [False, True]
 
 
 def test_a_backlog_is_what_waits_parked_or_not() -> None:

@@ -1,8 +1,11 @@
 """The thread, and what waits for it."""
 
 import errno
+import gc
 import os
+import sys
 import threading
+from collections import Counter
 
 import pytest
 
@@ -19,13 +22,13 @@ from kvtiers.kvevents import sidefile
 from kvtiers.kvevents.announcer import Announcer
 from kvtiers.kvevents.messages import BlockRemoved
 from kvtiers.kvevents.narrator import Narrator
-from kvtiers.kvevents.notes import Notes
+from kvtiers.kvevents.notes import Missed, Notes
 from kvtiers.kvevents.sidefile import SideFile
 from kvtiers.kvevents.spans import Group, Place
 
 from .tree import keys, prompt
 
-HOST = "0:primary"
+HOST, DISK = "0:primary", "1:fs"
 EVICTED = Reason.EVICTED
 
 
@@ -66,11 +69,11 @@ def told():
     """``told(outlet)``: an announcer that describes chunks."""
     made = []
 
-    def start(outlet, describe=described):
+    def start(outlet, describe=described, **options):
         narrator = Narrator(
             {HOST: Place("CPU")}, {0: Group("full_attention")}, SideFile(None, "", 1 << 20)
         )
-        made.append(Announcer(narrator, outlet, describe, values=2))
+        made.append(Announcer(narrator, outlet, describe, values=2, **options))
         return made[-1]
 
     yield start
@@ -167,32 +170,85 @@ def test_a_fault_silences_it_and_nothing_else(told, caplog):
     assert not announcer.notes._captured, "nobody will ever want it, and it keeps a request"
 
 
-def test_beyond_its_bound_the_queue_keeps_the_last_news():
-    notes, chunks = Notes(max_queued=5, values=3), prompt(8)
-    names = keys(chunks)
+def test_beyond_its_bound_the_queue_keeps_which_tiers_something_was_missed_of():
+    notes, names = Notes(max_queued=5, values=3), keys(prompt(8))
     notes.put(ChunksStored(HOST, names[:3]))
     notes.put(ChunksStored(HOST, names))
     notes.capture("two" * 2)
     notes.put_captured()
     notes.put(TierReachable(HOST, False))
     notes.put(ChunksRemoved(HOST, names[:2], EVICTED))
-    notes.put(ChunksFound(HOST, names[:1], complete=False))
+    notes.put(ChunksFound(DISK, names[:1], complete=False))
+    notes.put(ChunksFound(HOST, ()))
     notes.check()
-    assert repr(notes) == "<Notes 4 chunks queued, 8 beyond the bound>"
-    assert notes.queued == 4 + 8
+    assert repr(notes) == "<Notes 4 chunks queued, 11 beyond the bound>"
+    assert notes.queued == 4 + 11
     assert (notes.dropped, notes.waiting) == (2, True)
     assert notes.overflow() == [], "first what was before"
     assert notes.get(0.0) == ChunksStored(HOST, names[:3])
-    found, *news = notes.overflow()
-    assert found == ChunksFound(HOST, (), complete=False)
-    assert news[0] == ChunksStored(HOST, names[:1])
-    assert news[1] == ChunksRemoved(HOST, names[1:2], EVICTED)
-    assert [e.keys[0] for e in news[2:-1]] == [*names[2:]]
-    assert news[-1] == TierReachable(HOST, False)
+    assert notes.get(0.0) is None
+    assert notes.overflow() == [
+        ChunksFound(DISK, (), complete=False),
+        Missed(HOST),
+        Missed(DISK),
+        ChunksFound(HOST, ()),
+        TierReachable(HOST, False),
+    ]
     assert not notes.waiting
     notes.put(ChunksStored(HOST, names[:3]))
     assert notes.get(0.0).keys == names[:3]
     notes.check()
+
+
+def test_what_waits_for_a_reader_that_hangs_is_bounded():
+    notes, names = Notes(max_queued=10), keys(prompt(2000))
+    notes.put(ChunksFound(DISK, names[:1], complete=False))
+
+    def held():
+        return sum(map(sys.getsizeof, gc.get_referents(notes, *vars(notes).values())))
+
+    for name in names[:100]:
+        notes.put(ChunksStored(HOST, (name,)))
+        notes.put(ChunksFound(DISK, (name,)))
+        notes.put(TierReachable(DISK, False))
+    before = held()
+    for name in names[100:]:
+        notes.put(ChunksStored(HOST, (name,)))
+        notes.put(ChunksRemoved(HOST, (name,), EVICTED))
+        notes.put(ChunksFound(DISK, (name,)))
+        notes.put(TierReachable(DISK, False))
+    assert held() == before
+
+
+def test_after_more_than_the_queue_holds_it_is_told_what_the_tiers_hold(told):
+    wall, chunks = Wall(), prompt(30)
+    gate = threading.Event()
+    announcer = told(wall, lambda source: gate.wait(20) and described(source), max_queued=8)
+    for chunk in chunks[:2]:
+        announcer.capture((chunk, True))
+    announcer(ChunksStored(HOST, keys(chunks[:4])))
+    for chunk in chunks[4:]:
+        announcer(ChunksStored(HOST, keys([chunk])))
+    announcer(ChunksRemoved(HOST, keys(chunks[:20]), EVICTED))
+    announcer.residents = {HOST: keys(chunks[20:])}.get
+    gate.set()
+    assert announcer.flush(20)
+    held = Counter()
+    for event in wall.said:
+        held.update({h: -1 if isinstance(event, BlockRemoved) else 1 for h in event.block_hashes})
+    assert {h for h, n in held.items() if n} == {c.hashes[0] for c in chunks[20:]}
+    assert set(held.values()) <= {0, 1}, "once, and taken back once"
+    assert announcer.wanted == set(keys(chunks[20:])), "what is gone need not be described"
+    announcer.check()
+
+
+def test_one_event_that_is_more_than_the_queue_holds_is_noticed(told):
+    wall, chunks = Wall(), prompt(9)
+    announcer = told(wall, max_queued=8)
+    announcer.residents = {HOST: keys(chunks)}.get
+    announcer(ChunksStored(HOST, keys(chunks)))
+    assert announcer.flush(20)
+    assert len({h for e in wall.said for h in e.block_hashes}) == 9
 
 
 def test_who_puts_does_not_wait_for_a_reader_that_hangs(told):
@@ -203,8 +259,8 @@ def test_who_puts_does_not_wait_for_a_reader_that_hangs(told):
         return described(source)
 
     wall, chunks = Wall(), prompt(50)
-    announcer = told(wall, hang)
-    announcer.notes._max_queued = 10
+    announcer = told(wall, hang, max_queued=10)
+    announcer.residents = {HOST: keys(chunks[7:8])}.get
     announcer.capture((chunks[0], True))
     for chunk in chunks:
         announcer(ChunksStored(HOST, (chunk.key,)))

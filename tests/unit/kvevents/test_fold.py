@@ -119,3 +119,20 @@ def test_a_repeated_block_that_is_gone_is_noticed():
     folded._repeated["x", PROMPTS[0][0].key] = 1
     with pytest.raises(AssertionError, match="what is gone was repeated"):
         folded.check()
+
+
+def test_it_takes_at_most_75_bytes_a_block_and_forgets_what_left():
+    it, n = StreamFold(lambda: SideFile(None, "", 1 << 24)), 20_000
+    at, parent = PLACES[0], None
+    for first in range(1, n, 500):
+        hashes = [k * 0x9E3779B97F4A7C15 % (1 << 64) for k in range(first, first + 500)]
+        it.take(BlockStored(hashes, parent, [7] * 500 * BLOCK, BLOCK, None, at[0], group_idx=0))
+        parent = hashes[-1]
+    assert it.said == n
+    assert it.narrator.nbytes <= 75 * n
+    it.check()
+    for first in range(1, n, 500):
+        hashes = [k * 0x9E3779B97F4A7C15 % (1 << 64) for k in range(first, first + 500)]
+        it.take(BlockRemoved(hashes, at[0], 0))
+    assert len(it.narrator._table) == 0
+    it.close()

@@ -1,5 +1,6 @@
 """Payloads byte for byte as vLLM 0.32 made them, and what other publishers and liars send."""
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -15,6 +16,7 @@ from kvtiers.kvevents.messages import (
     MalformedEvent,
     decode,
     encode,
+    encode_within,
 )
 
 STORED = bytes.fromhex(
@@ -36,6 +38,37 @@ GOLDEN = {
 def test_bytes_are_those_of_vllm(payload: bytes) -> None:
     assert encode(GOLDEN[payload]) == payload
     assert decode(payload) == GOLDEN[payload]
+
+
+def one_by_one(events: Iterable[object]) -> Iterator[object]:
+    """Block by block what the events say."""
+    for e in events:
+        for i, block in enumerate(getattr(e, "block_hashes", [e])):
+            if not isinstance(e, BlockStored):
+                yield type(e), block
+                continue
+            size, parent = e.block_size, e.block_hashes[i - 1] if i else e.parent_block_hash
+            extra = e.extra_keys and e.extra_keys[i]
+            yield block, parent, e.token_ids[i * size : i * size + size], extra, e.medium
+
+
+@pytest.mark.parametrize("max_bytes", [1, 250, 1000, 100_000])
+def test_a_batch_is_cut_by_bytes_and_says_the_same(max_bytes: int) -> None:
+    extra = [["salt", i] for i in range(30)]
+    events = [
+        BlockStored([*range(10, 40)], 9, [*range(120)], 4, medium="CPU", extra_keys=extra),
+        BlockStored([7], None, [], 0, medium="STORAGE"),
+        BlockRemoved([*range(1 << 60, (1 << 60) + 99)], "CPU"),
+        AllBlocksCleared(),
+    ]
+    whole = Batch(2.5, events, 3)
+    payloads = [*encode_within(whole, max_bytes)]
+    batches = [*map(decode, payloads)]
+    assert {(b.time, b.rank) for b in batches} == {(2.5, 3)}
+    assert [*one_by_one(e for b in batches for e in b.events)] == [*one_by_one(events)]
+    for payload, batch in zip(payloads, batches, strict=True):
+        assert len(payload) <= max_bytes or len([*one_by_one(batch.events)]) == 1
+    assert (len(batches) == 1) is (len(encode(whole)) <= max_bytes)
 
 
 def test_everything_that_can_be_said_comes_back() -> None:

@@ -9,7 +9,7 @@ from kvtiers.errors import ConfigError
 from kvtiers.events import ChunksRemoved, ChunksStored, Reason
 from kvtiers.kvevents import replay
 from kvtiers.kvevents.announcer import Announcer
-from kvtiers.kvevents.messages import END_OF_REPLAY, decode
+from kvtiers.kvevents.messages import END_OF_REPLAY, BlockRemoved, decode
 from kvtiers.kvevents.narrator import Narrator
 from kvtiers.kvevents.publisher import Publisher
 from kvtiers.kvevents.sidefile import SideFile
@@ -174,6 +174,32 @@ def test_a_reader_that_takes_nothing_is_given_up(engine, asking, monkeypatch):
     engine.stored(HOST, prompt(1, 5))
     assert done.wait(30), "it goes on with the others"
     gone.close(linger=0)
+
+
+def test_what_waits_for_a_reader_that_takes_nothing_is_bounded_in_bytes(tmp_path):
+    bound = 100_000
+    publisher = Publisher(f"ipc://{tmp_path}/pub", queue_bytes=bound)
+    live = zmq.Context.instance().socket(zmq.SUB)
+    live.setsockopt(zmq.RCVHWM, 1)
+    live.connect(f"ipc://{tmp_path}/pub")
+    live.setsockopt(zmq.SUBSCRIBE, b"")
+    while not live.poll(20):  # until the subscription has arrived
+        publisher.say([BlockRemoved([1])])
+    events = [BlockRemoved([*range(n, n + 1024)]) for n in range(1 << 60, (1 << 60) + 100)]
+    for _ in range(20):
+        publisher.say(events)
+    publisher.check()
+    taken = 0
+    while live.poll(1000):
+        taken += len(live.recv_multipart()[2])
+    assert bound / 2 < taken < 1_500_000, "of 18 million; the system's own buffers are beyond it"
+    live.close(linger=0)
+    publisher.close()
+
+
+def test_a_queue_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="queue_bytes is 0"):
+        Publisher(f"ipc://{tmp_path}/pub", queue_bytes=0)
 
 
 class SlowReader:

@@ -1,5 +1,8 @@
-from kvtiers.tiers.base import Circuit, KnowsStanding, Standing
-from tests.unit.tiers.tier_kit import CHUNK, Bench, ScriptedStore, error
+import pytest
+
+from kvtiers.events import Reason
+from kvtiers.tiers.base import Capabilities, Circuit, KnowsResidents, KnowsStanding, Standing
+from tests.unit.tiers.tier_kit import CHUNK, Bench, ScriptedStore, error, key
 
 
 def test_jobs_and_the_bytes_of_cascades_count_until_they_end() -> None:
@@ -31,3 +34,17 @@ def test_a_tier_that_keeps_failing_is_left_alone_and_then_tried() -> None:
         let_go.set()
         bench.finished(1)
         assert bench.tier.standing().circuit is Circuit.CLOSED
+
+
+@pytest.mark.parametrize("instant", [False, True])
+def test_it_says_what_it_holds_by_its_table_or_by_the_store(instant: bool) -> None:
+    store = ScriptedStore(Capabilities(persistent=False, shared=False, instant=instant))
+    with Bench(store) as bench:
+        assert isinstance(bench.tier, KnowsResidents)
+        assert bench.tier.residents() == []
+        bench.run(bench.store_job(1, 2))
+        assert sorted(bench.tier.residents()) == [key(1), key(2)]
+        bench.store.delete([key(1)])
+        bench.inbox.removed([key(1)], Reason.EVICTED)
+        bench.tier.on_schedule_end()
+        assert bench.tier.residents() == [key(2)]

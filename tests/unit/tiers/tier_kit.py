@@ -170,12 +170,14 @@ class ScriptedStore:
 class Bench:
     """A tier, its store, and a clock; use as a context manager."""
 
-    def __init__(self, store: Any, inbox: Inbox | None = None, **options: Any) -> None:
+    def __init__(
+        self, store: Any, inbox: Inbox | None = None, *, told: bool = False, **options: Any
+    ) -> None:
         self.store = store
         self.inbox = inbox or Inbox()
         self.clock = ManualClock()
         chosen = RunnerOptions(**{"n_read_threads": 1, "n_write_threads": 1, **options})
-        identity = TierIdentity("fake", "1:fake", "STORAGE", "LOCAL")
+        identity = TierIdentity("fake", "1:fake", "STORAGE", "LOCAL", told)
         self.tier = StoreTier(store, identity, chosen, self.inbox, self.clock)
         self._ids = 0
 

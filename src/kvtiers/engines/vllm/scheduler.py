@@ -70,6 +70,7 @@ class KVTiersScheduler(PlanningScheduler):
             spec.namespace_id,
             str(vllm_config.cache_config.prefix_caching_hash_algo),
         )
+        tracker.announcer.residents = self.manager.core.residents
         self.manager.events.announcer = tracker.announcer
         self.manager.events.queued = lambda: tracker.queued
         self.manager.events_are_due = lambda: tracker.pending

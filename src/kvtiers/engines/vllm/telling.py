@@ -252,6 +252,13 @@ def _folder(
     for position, spec in enumerate(settings.secondary_tiers, start=1):
         if spec.type == "fs" and f"{position}:fs" in places:
             return os.path.join(path_of(spec.options["root_dir"]), ".kv-events", namespace)
+    outlive = [label for label, place in places.items() if place.medium == "STORAGE"]
+    if outlive:
+        logger.warning(
+            "after a restart KV events of what is in %s tell hashes only, until it is asked for:"
+            " name a folder in kv_event_descriptions_directory",
+            ", ".join(outlive),
+        )
     return None
 
 

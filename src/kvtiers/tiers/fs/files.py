@@ -94,8 +94,14 @@ class FilesStore:
 
         Where evictions are near, what is found is marked as in use, for every engine to see.
         """
+        return self._contains(keys, self._mark())
+
+    def still_there(self, keys: Sequence[Key]) -> list[bool]:
+        """The same, marking nothing."""
+        return self._contains(keys, None)
+
+    def _contains(self, keys: Sequence[Key], until: int | None) -> list[bool]:
         self._refuse_if_closed("contains")
-        until = self._mark()
         there = [self._is_there(key, self._path(key), until) for key in keys]
         if not all(there):  # of a mount that is dead nothing is known
             with map_errors("contains", self._folder), contextlib.suppress(FileNotFoundError):

@@ -73,13 +73,20 @@ class KvStore:
 
         Of a server that is down while others of its cluster answer, chunks are absent.
         """
+        return [reply == 1 for reply in self._ask(keys)]
+
+    def still_there(self, keys: Sequence[Key]) -> list[bool]:
+        """The same, but what is on a server that is down counts as there: nothing left it."""
+        return [reply == 1 or isinstance(reply, KVTiersError) for reply in self._ask(keys)]
+
+    def _ask(self, keys: Sequence[Key]) -> list[object]:
         self._refuse_if_closed("contains")
         calls = [self._call(key, b"EXISTS") for key in keys]
         self._exchange(calls, "contains")
         failures = [call.reply for call in calls if isinstance(call.reply, KVTiersError)]
         if failures and len(failures) == len(calls):
             raise failures[0]
-        return [call.reply == 1 for call in calls]
+        return [call.reply for call in calls]
 
     def write(self, items: Sequence[Item]) -> list[KVTiersError | None]:
         """Set each item, whether it is there or not: the bytes are the same."""

@@ -100,6 +100,10 @@ class ObjOptions(RunnerOptions):
     ``scheme``, ``access_key``, ``secret_key``, ``session_token``, ``region``, ``ca_bundle``."""
     prefix: str = ""
     """Of vLLM's own ``obj`` tier, beside ``store_config``: what the names of objects begin with."""
+    recheck_s: float = 0.0
+    """With ``enable_kv_events``, each chunk that is said to be there is asked for within so many
+    seconds, which costs two requests in that time for each that has an object of its own; 0: never.
+    """
     capacity_bytes: int | None = None
     """Bound of all that lies below ``url``, whoever wrote it; what was written first leaves first.
     Each engine that states it adds up what it writes, and lists all every five minutes and when it

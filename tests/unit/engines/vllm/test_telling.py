@@ -184,3 +184,16 @@ def test_no_more_is_taken_than_was_said():
     ready._taken = 1
     with pytest.raises(AssertionError, match="more was taken than was said"):
         ready.check()
+
+
+@pytest.mark.parametrize("tiers", [["obj"], ["kv", "obj"]])
+def test_descriptions_that_would_not_outlive_the_engine_are_said(tracker, tmp_path, caplog, tiers):
+    labels = [f"{n}:{name}" for n, name in enumerate(tiers, start=1)]
+    places = {PRIMARY: Place("CPU")} | {n: Place("STORAGE", "REMOTE", n) for n in labels}
+    tracker(group(), {"kv_event_descriptions_directory": str(tmp_path)}, places=places)
+    tracker(group(), places={PRIMARY: Place("CPU")})
+    assert caplog.text == "", "they do, or nothing does that they describe"
+    tracker(group(), places=places)
+    (record,) = caplog.records
+    assert f"what is in {', '.join(labels)} tell hashes only" in record.getMessage()
+    assert "kv_event_descriptions_directory" in record.getMessage()

@@ -86,6 +86,18 @@ def test_a_chunk_that_others_removed_is_a_miss_and_reported(folder: Folder) -> N
     store.close()
 
 
+def test_who_only_checks_marks_nothing(folder: Folder) -> None:
+    store = folder.open(**EXTERNAL)
+    write(store, 1, 2)
+    folder.file(2).unlink()
+    folder.age(1, folder.wall.now - 100)
+    assert store.still_there([key(1), key(2)]) == [True, False]
+    assert folder.file(1).stat().st_mtime == folder.wall.now - 100
+    assert store.contains([key(1)]) == [True]
+    assert folder.file(1).stat().st_mtime > folder.wall.now
+    store.close()
+
+
 def test_a_maintenance_process_sees_uses_and_promises(folder: Folder) -> None:
     store = folder.open(**EXTERNAL)
     write(store, 1, 2, 3)

@@ -170,6 +170,7 @@ def test_a_server_that_dies_takes_its_own_chunks_until_its_replica_takes_over(op
         cluster.primaries[0].kill()
         there = one.contains(*MANY)
         assert 0 < sum(there) < 60
+        assert all(one.store.still_there([key(n) for n in MANY])), "nobody knows better"
         kinds = one.read(*MANY)
         assert {kind for kind, here in zip(kinds, there, strict=True) if here} == {None}
         assert {kind for kind, here in zip(kinds, there, strict=True) if not here} == {Kind.IO}
