@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 pytest.register_assert_rewrite(
     "tests.crash", "tests.laws", "tests.model", "tests.servers", "tests.ui", "tests.unit"
 )  # also under python -O
 
 from tests.servers import seaweedfs  # noqa: E402
+
+settings.register_profile("shared", deadline=None)  # others may take the machine at any moment
+settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")

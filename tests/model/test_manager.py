@@ -52,7 +52,6 @@ TestManager = Machine.TestCase
 TestManager.settings = settings(
     max_examples=200,
     stateful_step_count=60,
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )

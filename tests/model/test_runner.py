@@ -376,7 +376,6 @@ TestRunner = Machine.TestCase
 TestRunner.settings = settings(
     max_examples=60,
     stateful_step_count=60,
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )

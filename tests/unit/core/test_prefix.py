@@ -126,7 +126,7 @@ def any_model(draw: st.DrawFn) -> tuple[list[AttentionGroup], int, Chunks, Chunk
     return groups, tokens, there, pending
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(any_model(), st.sampled_from([None, 1, 2, 4, 5]))
 def test_it_finds_what_trying_every_prefix_finds(model, granularity) -> None:
     groups, tokens, there, pending = model

@@ -49,7 +49,7 @@ def by_tables_in_portions(tensors, buffer, geometry):
 MAKERS = [CpuCopier, on_two_threads, on_three_threads, by_tables, by_tables_in_portions]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.one_of(models, few_heads),
     st.sampled_from([1, 2, 4, 8]),

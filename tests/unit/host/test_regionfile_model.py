@@ -216,4 +216,4 @@ def inside(path):
 
 
 TestRegions = Regions.TestCase
-TestRegions.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRegions.settings = settings(max_examples=60, stateful_step_count=30)

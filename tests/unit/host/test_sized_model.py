@@ -195,5 +195,5 @@ class ModelWithARC(Model):
 TestModelWithLRU = Model.TestCase
 TestModelWithARC = ModelWithARC.TestCase
 TestModelWithLRU.settings = TestModelWithARC.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
+    max_examples=60, stateful_step_count=40
 )

@@ -230,7 +230,7 @@ SAYS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(SAYS, max_size=25), st.lists(st.sampled_from(BLOCKS), max_size=8))
 def test_it_is_a_bag_of_what_was_told(says, chain):
     presence, bag = told(), Counter()

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtiers.kvevents.fold import StreamFold
@@ -52,7 +52,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(STEPS, st.integers(1, 5))
 def test_a_late_reader_counts_as_one_that_heard_all(steps, parts):
     """Blocks that are there twice are told of twice, as vLLM does with equal blocks on a device.

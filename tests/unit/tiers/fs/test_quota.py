@@ -217,4 +217,4 @@ class Disk(RuleBasedStateMachine):
 
 
 TestDisk = Disk.TestCase
-TestDisk.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestDisk.settings = settings(max_examples=200, stateful_step_count=40)

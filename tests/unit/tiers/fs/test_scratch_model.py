@@ -114,4 +114,4 @@ class Folders(RuleBasedStateMachine):
 
 
 TestFolders = Folders.TestCase
-TestFolders.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestFolders.settings = settings(max_examples=40, stateful_step_count=25)

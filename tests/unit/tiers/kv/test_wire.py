@@ -61,7 +61,7 @@ def scripted() -> Iterator[Scripted]:
     sizes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 60000)), min_size=1, max_size=6),
     lengths=st.lists(st.integers(0, 40000), max_size=8),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_values_fill_their_places_and_nothing_else(
     sizes: list[tuple[int, int]], lengths: list[int]
 ) -> None:

@@ -186,5 +186,4 @@ TestLog.settings = TestSmallDisk.settings = settings(
     max_examples=40,
     phases=[__import__("hypothesis").Phase.generate],
     stateful_step_count=40,
-    deadline=None,
 )
