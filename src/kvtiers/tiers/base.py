@@ -143,8 +143,9 @@ class KnowsUsage(Protocol):
     def usage(self) -> Usage | None:
         """How full it is; None if that is not known.
 
-        Of a store it is asked on a lane, after a transfer, at most once a second. Of a tier it is
-        asked on the scheduler thread, and must not block.
+        Of a store it is asked on a lane: after a transfer, at most once a second, and once more
+        when the last one is over. Of a tier it is asked on the scheduler thread, and must not
+        block.
         """
 
 

@@ -33,6 +33,7 @@ from kvtiers.tiers.base import (
     Usage,
 )
 from kvtiers.tiers.breaker import Breaker, State
+from kvtiers.tiers.fullness import Fullness, Measurement
 from kvtiers.tiers.jobs import Taken, split
 from kvtiers.tiers.lanes import Inbox, Lanes, Removed, StartThread, start_daemon
 from kvtiers.tiers.misses import LostToDamage, miss_of
@@ -91,8 +92,9 @@ class StoreTier:
         self._clock = clock
         self._start_thread = start_thread
         self._exclusive = not store.capabilities.shared
-        self._mover = Mover(store, inbox, clock, options.transfer_retries)
-        self._mover.note_usage(clock())
+        self._fullness = Fullness(store, inbox, options.lookup_deadline_s)
+        self._fullness.measure(clock())
+        self._mover = Mover(store, inbox, clock, options.transfer_retries, self._fullness)
         self._presence = self._make_presence()
         self._damaged = LostToDamage()
         self._breaker = Breaker(
@@ -358,7 +360,10 @@ class StoreTier:
     def get_finished_jobs(self) -> list[JobOutcome | JobReleased]:
         """What ended since the last call; jobs and lookups past their deadline end here."""
         self._take_notes()
-        self._expire(self._clock())
+        now = self._clock()
+        self._expire(now)
+        if self._fullness.pending:
+            self._measure_at_rest(now)
         finished, self._finished = self._finished, []
         return finished
 
@@ -383,6 +388,16 @@ class StoreTier:
             if self._finding:
                 self._finding = False
                 self._events.append(ChunksFound(self.label, ()))
+
+    def _measure_at_rest(self, now: float) -> None:
+        hung = self._fullness.overdue(now)
+        if hung is not None:
+            if not hung.claim():
+                self._lanes.abandon(hung)
+        elif self._closed or self._breaker.is_out(now):
+            self._fullness.give_up()
+        elif not any(self._by_deadline.values()) and (due := self._fullness.due(now)):
+            self._lanes.put(due)
 
     def _time_out(self, taken: Taken) -> None:
         verb = taken.job.kind.value
@@ -415,6 +430,8 @@ class StoreTier:
                 self._scanned(note)
             elif isinstance(note, Recheck) and self._rechecks is not None:
                 self._rechecked(self._rechecks, note)
+            elif isinstance(note, Measurement):
+                self._fullness.took(note)
 
     def _scanned(self, piece: Scan) -> None:
         found = self._presence.scanned(piece.keys)
@@ -424,7 +441,9 @@ class StoreTier:
             self._events.append(ChunksFound(self.label, tuple(found), not self._finding))
         if not self.store.capabilities.instant:
             self._presence.complete = self._scan.complete and self._exclusive
-        if following is not None and not self._closed:
+        if following is None:
+            self._fullness.changed()
+        elif not self._closed:
             self._lanes.put(following)
 
     def _say_found(self, keys: Sequence[Key]) -> None:
@@ -433,6 +452,7 @@ class StoreTier:
 
     def _lost(self, keys: Iterable[Key], reason: Reason) -> None:
         gone = self._presence.discard(keys)
+        self._fullness.changed()
         if reason is Reason.CORRUPT:
             self._damaged.add(gone)
         if gone:
@@ -472,7 +492,7 @@ class StoreTier:
 
     def usage(self) -> Usage | None:
         """How full the store was a moment ago, if it says so."""
-        return self._mover.usage
+        return self._fullness.usage
 
     def standing(self) -> Standing:
         """The breaker, jobs and the bytes that cascades hold."""
@@ -480,11 +500,16 @@ class StoreTier:
         return Standing(_CIRCUIT[self._breaker.state], jobs, self._held_store_bytes)
 
     def has_pending_work(self) -> bool:
-        """Whether a job or a lookup is outstanding, or an outcome was not fetched.
+        """Whether a job or a lookup is outstanding, an outcome not fetched, or use not measured.
 
         Memory that a hung lane still holds is not work: it may take for ever.
         """
-        return bool(self._finished or self._asking or any(self._by_deadline.values()))
+        return bool(
+            self._finished
+            or self._asking
+            or any(self._by_deadline.values())
+            or self._fullness.pending
+        )
 
     def drain_jobs(self, deadline_s: float) -> bool:
         """Wait until no job runs and no memory is in use; False if ``deadline_s`` passed first."""
@@ -535,6 +560,7 @@ class StoreTier:
         self._scan.check()
         if self._rechecks is not None:
             self._rechecks.check()
+        self._fullness.check()
         held = sum(taken.held_bytes for taken in self._jobs.values())
         assert held == self._held_store_bytes, "held bytes do not add up"
         unreported = {i for i, taken in self._jobs.items() if not taken.reported}

@@ -7,14 +7,12 @@ of a lane.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind, KVTiersError, Retry
-from kvtiers.tiers.base import ChunkStore, Item, Job, JobKind, KnowsUsage, Usage
+from kvtiers.tiers.base import ChunkStore, Item, Job, JobKind
+from kvtiers.tiers.fullness import Fullness
 from kvtiers.tiers.lanes import Inbox, Priority, Work
-
-_USAGE_EVERY_S = 1.0
 
 
 def fault(operation: str, error: BaseException) -> KVTiersError:
@@ -138,17 +136,19 @@ class Mover:
     """What transfers need to run."""
 
     def __init__(
-        self, store: ChunkStore, inbox: Inbox, clock: Callable[[], float], retries: int
+        self,
+        store: ChunkStore,
+        inbox: Inbox,
+        clock: Callable[[], float],
+        retries: int,
+        fullness: Fullness,
     ) -> None:
         self.stopping = False
-        self.usage: Usage | None = None
-        """How full the store was a moment ago."""
-        self._measure = store.usage if isinstance(store, KnowsUsage) else None
-        self._measured_at: float | None = None
         self._store = store
         self._inbox = inbox
         self._clock = clock
         self._retries = retries
+        self._fullness = fullness
 
     def move(self, piece: Transfer) -> None:
         """Runs on a lane."""
@@ -167,18 +167,8 @@ class Mover:
             )
         piece.ended = self._clock()
         piece.release()
-        self.note_usage(piece.ended)
+        self._fullness.note(piece.ended)
         self._inbox.post(piece)
-
-    def note_usage(self, now: float) -> None:
-        """Ask the store how full it is, unless that was done a moment ago."""
-        last = self._measured_at
-        if self._measure is None or (last is not None and now - last < _USAGE_EVERY_S):
-            return
-        self._measured_at = now
-        with suppress(Exception):  # a figure for people is worth no fault
-            usage = self._measure()
-            self.usage = usage if isinstance(usage, Usage) else None
 
 
 class Question(Work):

@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 
 from kvtiers.errors import Kind, KVTiersError, Retry
-from kvtiers.tiers.base import Item, JobKind, Usage
-from kvtiers.tiers.lanes import Inbox
-from kvtiers.tiers.work import Mover, ask, transfer
+from kvtiers.tiers.base import Item, JobKind
+from kvtiers.tiers.work import ask, transfer
 from tests.unit.tiers.tier_kit import ScriptedStore, error, filled, key
 
 ITEMS = [Item(key(n), filled(n)) for n in (1, 2, 3)]
@@ -100,26 +99,3 @@ def test_no_retry_after_the_deadline() -> None:
     store.answers["write"] = lambda items: [error(Kind.IO, Retry.MAY)] * len(items)
     transfer(store, JobKind.STORE, ITEMS, 2, lambda: True)
     assert len(store.calls) == 1
-
-
-def test_a_store_is_asked_how_full_it_is_once_a_second_and_may_not_know() -> None:
-    store = ScriptedStore()
-    answers: list[Any] = [Usage(1, 10), Usage(2, 10), ZeroDivisionError("oops"), "full"]
-
-    def usage() -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    store.usage = usage  # type: ignore[attr-defined]
-    mover = Mover(store, Inbox(), lambda: 0.0, 0)
-    mover.note_usage(0.0)
-    mover.note_usage(0.9)
-    assert mover.usage == Usage(1, 10)
-    mover.note_usage(1.0)
-    mover.note_usage(2.0)
-    assert mover.usage == Usage(2, 10), "what it raised is no answer"
-    mover.note_usage(3.0)
-    assert mover.usage is None
-    assert answers == []
