@@ -95,9 +95,16 @@ class Gauges:
         if now - self._read_at < INTERVAL_S and not (use != self._use and self._at_rest(use)):
             return False
         self._metrics.settle()
-        self.values = {**self._of_host(use), **self._of_tiers(use), **self._of_others()}
+        self.values = self._read(use)
         self._use, self._read_at = use, now
         return True
+
+    def moved(self, use: HostUse) -> bool:
+        """Whether one of them is otherwise than it was last read."""
+        return self._read(use) != self.values
+
+    def _read(self, use: HostUse) -> Values:
+        return {**self._of_host(use), **self._of_tiers(use), **self._of_others()}
 
     def _at_rest(self, use: HostUse) -> bool:
         return not use.filling and not any(jobs for jobs, _ in self._metrics.active.values())

@@ -34,12 +34,13 @@ from kvtiers.core.manager import TieringManager
 from kvtiers.engines.vllm.events import KVEvents
 from kvtiers.engines.vllm.handover import Handover
 from kvtiers.engines.vllm.metrics import StatsExporter
-from kvtiers.events import PRIMARY, LookupTimed, Sink
+from kvtiers.events import PRIMARY, Event, LookupTimed, Sink
 from kvtiers.observe.server import Observer
 
 logger = logging.getLogger("kvtiers")
 
 M = TypeVar("M", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS
 _SAMPLE_EVERY = 32
@@ -288,11 +289,15 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: False)
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping although it has nothing to schedule."""
-        return (
-            self.core.has_pending_work(self._clock())
-            or self.events_are_due()
-            or (self._stats.withheld and self._counted)
-        )
+        if self.core.has_pending_work(self._clock()) or self.events_are_due():
+            self._stats.expect()
+            return True
+        return bool(self._counting(lambda: self._stats.owes(self.core.use)))
+
+    def note_told(self, event: Event) -> None:
+        """Something was handed on, as the event says; perhaps after the step's statistics."""
+        self._stats.counted()
+        self.sink(event)
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Residency changes since the last call."""
@@ -302,12 +307,16 @@ class VllmManager(OffloadingManager):
     @_fenced(lambda: None)
     def get_stats(self) -> Any:
         """What gathered since the last call, under vLLM's metric names."""
+        core = self.core
+        return self._counting(lambda: self._stats.take(core.use, self._clock(), quiet=core.quiet))
+
+    def _counting(self, call: Callable[[], T]) -> T | None:
+        """What the statistics say; None from the first fault of theirs on."""
         if not self._counted:
             return None
         try:
             with self.core.exclusive:
-                core = self.core
-                return self._stats.take(core.use, self._clock(), quiet=core.quiet)
+                return call()
         except Exception:
             self._counted = False
             logger.exception(

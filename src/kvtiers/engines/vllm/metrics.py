@@ -24,6 +24,9 @@ from kvtiers.observe.gauges import INTERVAL_S, Gauges, Values
 
 QUIET_INTERVAL_S = 0.02
 """The least time between two statistics of an engine that has nothing else to do."""
+LOOKS_AT_REST = 2
+"""How often gauges are read at most before an engine may rest that has nothing else to do: the step
+of the first look may change them once more, and one that never stands still wakes nobody."""
 ALL_GAUGES_INTERVAL_S = 5.0
 """How often all are sent: of several API servers each gets the statistics of some steps only."""
 
@@ -61,8 +64,10 @@ class StatsExporter:
         self._sent: Values = {}
         """Gauges as last sent: one that stands still is not sent again in every step."""
         self._taken_at = self._all_sent_at = -math.inf
-        self.withheld = False
-        """Whether the last call gave nothing, so that a further step is needed."""
+        self._withheld = False
+        """Whether something is known that was not sent."""
+        self._looks = LOOKS_AT_REST
+        """How often gauges may still be read because they moved."""
 
     def take(self, use: HostUse, now: float, *, quiet: bool) -> OffloadingConnectorStats | None:
         """What gathered since the last call, and gauges that moved since they were last read.
@@ -71,8 +76,10 @@ class StatsExporter:
         every step. It waits less when all is ``quiet``: then the engine steps for this alone.
         """
         waits_s = QUIET_INTERVAL_S if quiet else INTERVAL_S
-        self.withheld = now - self._taken_at < waits_s
-        if self.withheld:
+        self._withheld = now - self._taken_at < waits_s
+        if not quiet:
+            self.expect()
+        if self._withheld:
             return None
         self._taken_at = now
         stats = OffloadingConnectorStats()
@@ -84,8 +91,24 @@ class StatsExporter:
             for theirs, picked in destinations(name, labels):
                 _observe(stats, theirs, values, picked)
         if self._gauges.refresh(use, now):
+            self._looks = max(0, self._looks - 1)
             self._send_gauges(stats, now)
         return stats
+
+    def expect(self) -> None:
+        """More is going on than statistics: gauges may move until it is over."""
+        self._looks = LOOKS_AT_REST
+
+    def counted(self) -> None:
+        """Something was counted after this step's ``take``."""
+        self._withheld = True
+
+    def owes(self, use: HostUse) -> bool:
+        """Whether a further step is needed, so that what stands at rest is what was sent.
+
+        It is asked when there would be none.
+        """
+        return self._withheld or (self._looks > 0 and self._gauges.moved(use))
 
     def _send_gauges(self, stats: OffloadingConnectorStats, now: float) -> None:
         if now - self._all_sent_at >= ALL_GAUGES_INTERVAL_S:

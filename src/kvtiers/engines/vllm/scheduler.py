@@ -74,7 +74,7 @@ class KVTiersScheduler(PlanningScheduler):
         self.manager.events.announcer = tracker.announcer
         self.manager.events.queued = lambda: tracker.queued
         self.manager.events_are_due = lambda: tracker.pending
-        tracker.sink = self.manager.sink
+        tracker.sink = self.manager.note_told
         self._events_tracker = self._tracker = tracker
         if spec.settings.kv_event_inventory and can_answer(vllm_config.kv_events_config):
             max_bytes = spec.settings.kv_event_descriptions_bytes

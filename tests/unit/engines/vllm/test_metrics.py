@@ -1,3 +1,4 @@
+from itertools import count
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 from bench.sides import ours
 from kvtiers.engines.vllm.metrics import (
     ALL_GAUGES_INTERVAL_S,
+    LOOKS_AT_REST,
     QUIET_INTERVAL_S,
     StatsExporter,
     definitions,
@@ -16,6 +18,7 @@ from kvtiers.events import (
     PRIMARY,
     ChunksDeclined,
     ChunksStored,
+    EventsTold,
     Hop,
     LookupTimed,
     Reason,
@@ -25,7 +28,7 @@ from kvtiers.events import (
     WarmedUp,
 )
 from kvtiers.host.parts import HostUse
-from kvtiers.metrics import Metrics
+from kvtiers.metrics import Metrics, names
 from kvtiers.observe.gauges import INTERVAL_S, Gauges
 from kvtiers.tiers.base import Usage
 from tests.unit.observe.observe_kit import BUSY, REST, Tier
@@ -181,11 +184,73 @@ def test_statistics_that_cannot_be_made_up_cost_no_offloading(
 
 def test_what_is_held_back_keeps_the_engine_stepping_until_it_is_sent() -> None:
     manager, exporter = ours(slots=4), Exporter()
-    assert exporter.sent(REST, 10.0, quiet=False)
-    assert not exporter.exporter.withheld
-    assert exporter.sent(REST, 10.0 + INTERVAL_S / 2, quiet=False) == {}
-    assert exporter.exporter.withheld
     manager._stats = exporter.exporter
-    assert manager.has_pending_work()
-    exporter.sent(REST, 10.0 + INTERVAL_S / 2, quiet=True)
+    use = manager.core.use
+    assert exporter.sent(use, 10.0, quiet=False)
     assert not manager.has_pending_work()
+    assert exporter.sent(use, 10.0 + INTERVAL_S / 2, quiet=False) == {}
+    assert manager.has_pending_work()
+    exporter.sent(use, 10.0 + INTERVAL_S / 2, quiet=True)
+    assert not manager.has_pending_work()
+
+
+def test_a_gauge_that_moved_since_it_was_read_keeps_the_engine_stepping_until_it_is_sent() -> None:
+    backlogs, metrics = {"1:fs": 4}, Metrics()
+    gauges = Gauges(metrics, [Tier("1:fs")], 100, lambda: backlogs)
+    exporter = StatsExporter(metrics, gauges)
+    exporter.take(REST, 0.0, quiet=True)
+    assert not exporter.owes(REST)
+    backlogs["1:fs"] = 0
+    soon = QUIET_INTERVAL_S * 1.5
+    assert exporter.take(REST, soon, quiet=True) is not None
+    assert exporter.owes(REST), "they are not read so soon again, so a step later"
+    exporter.take(REST, INTERVAL_S, quiet=True)
+    assert gauges.values[names.BACKLOG, ("1:fs",)] == 0
+    assert not exporter.owes(REST)
+
+
+def test_a_gauge_that_never_stands_still_does_not_keep_an_engine_awake() -> None:
+    metrics, ticks = Metrics(), count()
+    gauges = Gauges(metrics, [], 100)
+    gauges.watch(names.EVENT_QUEUE, (), lambda: next(ticks))
+    exporter = StatsExporter(metrics, gauges)
+
+    def steps_to_rest(now: float) -> int:
+        for step in range(100):
+            if not exporter.owes(REST):
+                return step
+            exporter.take(REST, now + step * INTERVAL_S, quiet=True)
+        raise AssertionError("it never rests")
+
+    exporter.take(REST, 0.0, quiet=False)
+    assert steps_to_rest(INTERVAL_S) == LOOKS_AT_REST - 1
+    assert steps_to_rest(60.0) == 0
+    exporter.take(REST, 120.0, quiet=False)
+    assert steps_to_rest(121.0) > 0, "what is going on moves gauges again"
+
+
+def test_events_told_of_after_a_steps_statistics_are_counted_and_shown_at_rest() -> None:
+    """The queue is shorter when vLLM has taken events, which is after it took statistics."""
+    manager, exporter = ours(slots=4), Exporter()
+    manager._stats, manager.sink = exporter.exporter, exporter.metrics
+    queued = [5]
+    exporter.gauges.watch(names.EVENT_QUEUE, (), lambda: queued[0])
+    use = manager.core.use
+    assert exporter.sent(use, 0.0)[names.EVENT_QUEUE] == {(): 5}
+    queued[0] = 0
+    manager.note_told(EventsTold("BlockStored", "CPU", 2))
+    assert manager.has_pending_work()
+    sent = exporter.sent(use, INTERVAL_S)
+    assert sent[names.EVENT_QUEUE] == {(): 0}
+    assert sent["vllm:kvtiers_events_emitted"] == {("BlockStored", "CPU"): 2}
+    assert not manager.has_pending_work()
+
+
+def test_gauges_that_cannot_be_read_cost_no_offloading(caplog: pytest.LogCaptureFixture) -> None:
+    manager, exporter = ours(slots=4), Exporter()
+    manager._stats = exporter.exporter
+    exporter.gauges.watch(names.EVENT_QUEUE, (), lambda: 1 / 0)
+    assert not manager.has_pending_work()
+    assert not manager.inert
+    assert manager.get_stats() is None
+    assert caplog.text.count("sends none any more") == 1
