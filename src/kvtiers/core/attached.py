@@ -145,8 +145,11 @@ class AttachedTier:
         return usage if isinstance(usage, Usage) else None
 
     def standing(self) -> Standing:
-        """What the tier says that it does; one that is fenced is left alone, whatever it says."""
-        hook, nothing = self._standing, Standing(Circuit.CLOSED, 0, 0)
+        """What the tier says that it does; one that is fenced is left alone, whatever it says.
+
+        Of one that says nothing it is known that it is in use.
+        """
+        hook, nothing = self._standing, Standing(Circuit.CLOSED, None, None)
         said = nothing if hook is None else self._guard("standing", hook.standing, nothing)
         standing = said if isinstance(said, Standing) else nothing
         return standing._replace(circuit=Circuit.OPEN) if self._fenced else standing

@@ -359,7 +359,11 @@ _NEW = (
     ),
     _gauge(BACKLOG, "Chunks in host memory that wait for a cascade to a tier.", "tier"),
     _gauge(QUEUE_JOBS, "Jobs that a tier took and has not ended.", "tier"),
-    _gauge(QUEUE_BYTES, "Bytes of cascades that a tier took and has not ended.", "tier"),
+    _gauge(
+        QUEUE_BYTES,
+        "Bytes of host memory that the jobs hold which a tier took and has not ended.",
+        "tier",
+    ),
     _gauge(
         TIER_STATE,
         "0: in use. 1: being tried again. 2: left alone after failures in a row.",

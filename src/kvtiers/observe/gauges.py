@@ -132,10 +132,11 @@ class Gauges:
             standing = tier.standing()
             values = (
                 *(filled, read, promoting[0], cascading[0], backlogs.get(tier.label, 0)),
-                *(standing.jobs, standing.store_bytes, int(standing.circuit)),
+                *(standing.jobs, standing.job_bytes, int(standing.circuit)),
             )
             for name, value in zip(_OF_TIERS, values, strict=True):
-                found[name, label] = value
+                if value is not None:
+                    found[name, label] = value
             for state, count in self._of_peers(tier):
                 key = names.PEERS, (state,)
                 found[key] = found.get(key, 0) + count

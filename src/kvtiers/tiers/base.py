@@ -164,10 +164,10 @@ class Standing(NamedTuple):
     """What a tier is doing now."""
 
     circuit: Circuit
-    jobs: int
-    """Taken and not reported, of both kinds."""
-    store_bytes: int
-    """Of cascades that were taken and still hold memory."""
+    jobs: int | None
+    """Taken and not reported, of both kinds; None: not known."""
+    job_bytes: int | None
+    """Of host memory that jobs of both kinds hold, taken and not ended; None: not known."""
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ class Taken:
     began: float
     deadline: float
     held_bytes: int
-    """What it counts against the bound of unfinished stores."""
+    """Of host memory, until no lane touches it any more."""
     pieces: set[Transfer] = field(default_factory=set)
     """Not settled: queued or running."""
     done: list[Key] = field(default_factory=list)

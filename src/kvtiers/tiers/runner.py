@@ -104,7 +104,8 @@ class StoreTier:
         self._by_deadline: dict[JobKind, OrderedDict[int, Taken]] = {
             kind: OrderedDict() for kind in JobKind
         }
-        self._held_store_bytes = 0
+        self._held = dict.fromkeys(JobKind, 0)
+        """Bytes of host memory by the kind of the jobs that hold them."""
         self._asking = Asking(options.lookup_deadline_s)
         self._finished: list[JobOutcome | JobReleased] = []
         self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
@@ -263,23 +264,22 @@ class StoreTier:
 
     def submit_store(self, job: Job) -> bool:
         """Take a cascade unless unfinished ones hold too much memory or the tier is out."""
-        size = job.views.nbytes
-        held = self._held_store_bytes
-        if held and held + size > self._options.max_queued_store_bytes:
+        held = self._held[JobKind.STORE]
+        if held and held + job.views.nbytes > self._options.max_queued_store_bytes:
             return False
         todo = self._presence.lacks(job.keys)
-        return self._submit(job, todo, self._options.store_deadline_s, size)
+        return self._submit(job, todo, self._options.store_deadline_s)
 
     def submit_load(self, job: Job) -> bool:
         """Take a promotion unless the tier is out."""
-        return self._submit(job, range(len(job.keys)), self._options.load_deadline_s, 0)
+        return self._submit(job, range(len(job.keys)), self._options.load_deadline_s)
 
-    def _submit(self, job: Job, todo: Sequence[int], deadline_s: float, held: int) -> bool:
+    def _submit(self, job: Job, todo: Sequence[int], deadline_s: float) -> bool:
         now = self._clock()
         if self._closed or (todo and not self._breaker.admit(now)):
             return False
-        taken = Taken(job, now, now + deadline_s, held)
-        self._held_store_bytes += held
+        taken = Taken(job, now, now + deadline_s, job.views.nbytes)
+        self._held[job.kind] += taken.held_bytes
         moving = set(todo)
         rest = [i for i in range(len(job.keys)) if i not in moving]
         taken.done.extend(job.keys[i] for i in rest)
@@ -355,7 +355,7 @@ class StoreTier:
 
     def _forget(self, taken: Taken) -> None:
         del self._jobs[taken.job.id]
-        self._held_store_bytes -= taken.held_bytes
+        self._held[taken.job.kind] -= taken.held_bytes
 
     def get_finished_jobs(self) -> list[JobOutcome | JobReleased]:
         """What ended since the last call; jobs and lookups past their deadline end here."""
@@ -495,9 +495,9 @@ class StoreTier:
         return self._fullness.usage
 
     def standing(self) -> Standing:
-        """The breaker, jobs and the bytes that cascades hold."""
+        """The breaker, jobs and the bytes that they hold."""
         jobs = sum(map(len, self._by_deadline.values()))
-        return Standing(_CIRCUIT[self._breaker.state], jobs, self._held_store_bytes)
+        return Standing(_CIRCUIT[self._breaker.state], jobs, sum(self._held.values()))
 
     def has_pending_work(self) -> bool:
         """Whether a job or a lookup is outstanding, an outcome not fetched, or use not measured.
@@ -542,7 +542,7 @@ class StoreTier:
         self._jobs.clear()
         for jobs in self._by_deadline.values():
             jobs.clear()
-        self._held_store_bytes = 0
+        self._held = dict.fromkeys(JobKind, 0)
         self._asking.clear()
 
     def _close_store(self) -> None:
@@ -561,8 +561,9 @@ class StoreTier:
         if self._rechecks is not None:
             self._rechecks.check()
         self._fullness.check()
-        held = sum(taken.held_bytes for taken in self._jobs.values())
-        assert held == self._held_store_bytes, "held bytes do not add up"
+        for kind, held in self._held.items():
+            jobs = [taken for taken in self._jobs.values() if taken.job.kind is kind]
+            assert held == sum(t.held_bytes for t in jobs), "held bytes do not add up"
         unreported = {i for i, taken in self._jobs.items() if not taken.reported}
         timed = {i for jobs in self._by_deadline.values() for i in jobs}
         assert unreported == timed, "a job has no deadline, or a deadline no job"
@@ -576,5 +577,5 @@ class StoreTier:
         return (
             f"<StoreTier {self.label}: {len(self._presence)} chunks known, "
             f"{len(self._jobs) - hung} jobs, {hung} hung, {len(self._asking)} lookups, "
-            f"{self._held_store_bytes} bytes held, {self._breaker.state.value}>"
+            f"{sum(self._held.values())} bytes held, {self._breaker.state.value}>"
         )

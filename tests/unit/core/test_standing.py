@@ -24,13 +24,14 @@ class SayingTier(ScriptedTier):
 
 def test_a_tier_says_it_and_one_that_does_not_is_in_use() -> None:
     assert AttachedTier(SayingTier(), 1).standing() == SayingTier.says  # type: ignore[arg-type]
-    assert AttachedTier(ScriptedTier(), 1).standing() == Standing(Circuit.CLOSED, 0, 0)
+    assert AttachedTier(ScriptedTier(), 1).standing() == Standing(Circuit.CLOSED, None, None)
 
 
 def test_what_is_no_standing_is_none() -> None:
     tier = SayingTier()
     tier.says = "fine"
-    assert AttachedTier(tier, 1).standing() == Standing(Circuit.CLOSED, 0, 0)  # type: ignore[arg-type]
+    nothing = Standing(Circuit.CLOSED, None, None)
+    assert AttachedTier(tier, 1).standing() == nothing  # type: ignore[arg-type]
 
 
 def test_a_tier_says_whom_it_knows_and_one_that_does_not_knows_nobody() -> None:

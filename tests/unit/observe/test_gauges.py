@@ -27,6 +27,14 @@ def test_a_tier_says_what_it_does() -> None:
     gauges.check()
 
 
+def test_what_a_tier_does_not_know_of_itself_is_not_shown() -> None:
+    gauges = Gauges(Metrics(), [Tier("1:mine", stands=Standing(Circuit.OPEN, None, None))], 100)
+    gauges.refresh(REST, 0.0)
+    shown = {name for (name, labels) in gauges.values if labels == ("1:mine",)}
+    assert names.TIER_STATE in shown
+    assert shown.isdisjoint({names.QUEUE_JOBS, names.QUEUE_BYTES})
+
+
 def test_peers_of_all_tiers_are_added_up_and_none_where_nobody_has_any() -> None:
     tiers = [Tier("1:p2p", knows=Peers(1, 2, 0, 0, 3)), Tier("2:fs"), Tier("3:p2p")]
     gauges = Gauges(Metrics(), tiers, 100)

@@ -5,7 +5,7 @@ from kvtiers.tiers.base import Capabilities, Circuit, KnowsResidents, KnowsStand
 from tests.unit.tiers.tier_kit import CHUNK, Bench, ScriptedStore, error, key
 
 
-def test_jobs_and_the_bytes_of_cascades_count_until_they_end() -> None:
+def test_jobs_of_both_kinds_and_their_bytes_count_until_they_end() -> None:
     store = ScriptedStore()
     let_write, let_read = store.hold("write"), store.hold("read")
     with Bench(store) as bench:
@@ -13,7 +13,7 @@ def test_jobs_and_the_bytes_of_cascades_count_until_they_end() -> None:
         assert bench.tier.standing() == Standing(Circuit.CLOSED, 0, 0)
         assert bench.tier.submit_store(bench.store_job(1, 2))
         assert bench.tier.submit_load(bench.load_job(3))
-        assert bench.tier.standing() == Standing(Circuit.CLOSED, 2, 2 * CHUNK)
+        assert bench.tier.standing() == Standing(Circuit.CLOSED, 2, 3 * CHUNK)
         let_write.set()
         let_read.set()
         bench.finished(2)
