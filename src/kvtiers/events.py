@@ -63,7 +63,8 @@ class MissReason(StrEnum):
     FILTERED = "filtered"
     """The request may not load from this tier (``kv_load_tiers``)."""
     TIER_DOWN = "tier_down"
-    """The tier is left alone after failures, or shut: it was not asked."""
+    """The tier, or the peer that would have it, is left alone after failures, or shut, and was not
+    asked; or the peer cannot be reached."""
     WINDOW = "window"
     """It has it, but nothing reads it: the prefix that is loaded ends before it, for want of a
     chunk there or of what the model's windows and states need."""

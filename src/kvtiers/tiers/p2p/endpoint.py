@@ -12,6 +12,7 @@ from functools import partial
 import zmq
 
 from kvtiers.errors import ConfigError, Kind
+from kvtiers.events import MissReason
 from kvtiers.tiers.base import Peers
 from kvtiers.tiers.lanes import StartThread
 from kvtiers.tiers.options import bad_option, require
@@ -169,7 +170,7 @@ class Endpoint:
     def _ask(self, ask: Ask) -> None:
         peer = self._peer(ask.source)
         if peer is None:
-            self._post(Answered(ask.number, dict.fromkeys(ask.keys, False)))
+            self._post(Answered(ask.number, dict.fromkeys(ask.keys, False), MissReason.FAILED))
         else:
             peer.ask(ask)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind
+from kvtiers.events import MissReason
 from kvtiers.tiers.p2p.protocol import Role
 from kvtiers.tiers.p2p.roles import Source
 
@@ -65,6 +66,8 @@ class Answered:
 
     number: int
     found: dict[Key, bool]
+    why: MissReason = MissReason.ABSENT
+    """Why those are not to be had that it does not have, or did not say that it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from functools import partial
 
 from kvtiers.chunks import Key
 from kvtiers.errors import Kind
+from kvtiers.events import MissReason
 from kvtiers.tiers.p2p import protocol
 from kvtiers.tiers.p2p.loop import Loop, Timer
 from kvtiers.tiers.p2p.notes import Answered, Ask, Failure, Load, Loaded, Released, ToTier
@@ -145,8 +146,7 @@ class Outstanding:
         questions, self._questions = self._questions, {}
         for question in questions.values():
             question.timer.cancel()
-            absent = {question.keys[place]: False for place in question.left}
-            self._voices.post(Answered(question.ask.number, absent))
+            self._give_up(question, MissReason.TIER_DOWN)
         for number, transfer in transfers.items():
             if transfer.course.state is Moving.FLYING:
                 transfer.failed.update(dict.fromkeys(transfer.left, why))
@@ -194,10 +194,12 @@ class Outstanding:
         self._voices.post(Answered(question.ask.number, found))
 
     def _unanswered(self, number: int) -> None:
-        question = self._questions.pop(number)
-        absent = {question.keys[place]: False for place in question.left}
-        self._voices.post(Answered(question.ask.number, absent))
+        self._give_up(self._questions.pop(number), MissReason.PENDING)
         self._voices.late(Awaited.ANSWERS)
+
+    def _give_up(self, question: _Question, why: MissReason) -> None:
+        absent = {question.keys[place]: False for place in question.left}
+        self._voices.post(Answered(question.ask.number, absent, why))
 
     def arrived(self, number: int, place: int, whole: bool) -> None:
         """The transport brought a chunk."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import cast
 
 from kvtiers.errors import Kind
+from kvtiers.events import MissReason
 from kvtiers.tiers.breaker import Breaker, State
 from kvtiers.tiers.p2p import protocol
 from kvtiers.tiers.p2p.line import Line, Lines
@@ -141,7 +142,8 @@ class Peer:
 
     def _fail(self, wanted: Ask | Load | Over, why: Failure) -> None:
         if isinstance(wanted, Ask):
-            self._post(Answered(wanted.number, dict.fromkeys(wanted.keys, False)))
+            absent = dict.fromkeys(wanted.keys, False)
+            self._post(Answered(wanted.number, absent, MissReason.TIER_DOWN))
         elif isinstance(wanted, Load):
             self._post(Loaded(wanted.job, (), dict.fromkeys(wanted.keys, why), 0))
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from kvtiers.chunks import Key, Lookup, OffloadPolicy, RequestContext
 from kvtiers.errors import Kind, KVTiersError
-from kvtiers.events import ChunksExchanged, Direction, Event
-from kvtiers.tiers.base import Job, JobOutcome, JobReleased, Peers
+from kvtiers.events import ChunksExchanged, Direction, Event, MissReason
+from kvtiers.tiers.base import Circuit, Job, JobOutcome, JobReleased, Peers, Standing
 from kvtiers.tiers.lanes import Mailbox
+from kvtiers.tiers.misses import miss_of
 from kvtiers.tiers.p2p.endpoint import Endpoint
 from kvtiers.tiers.p2p.notes import (
     Answered,
@@ -42,7 +43,8 @@ class _Following:
     """A request that names a peer, or is named by one."""
 
     roles: Roles
-    known: dict[Key, bool] = field(default_factory=dict)
+    known: dict[Key, MissReason | None] = field(default_factory=dict)
+    """None: the peer has it."""
     asked: set[Key] = field(default_factory=set)
     """Not answered."""
     gathered: list[Key] = field(default_factory=list)
@@ -97,6 +99,8 @@ class P2PTier:
         self._mailbox = mailbox
         self._clock = clock
         self._requests: dict[str, _Following] = {}
+        self._looked_up: _Following | None = None
+        """Whose chunks were looked up last."""
         self._questions: dict[int, _Question] = {}
         """Not answered, in the order in which they were asked."""
         self._numbers = 0
@@ -153,7 +157,7 @@ class P2PTier:
 
     def lookup(self, keys: Sequence[Key], request: RequestContext) -> list[Lookup]:
         """MISS unless the request names a peer; RETRY until that has answered, or should have."""
-        following = self._requests.get(request.request_id)
+        following = self._looked_up = self._requests.get(request.request_id)
         if following is None or following.roles.source is None or self._closed:
             return [Lookup.MISS] * len(keys)
         if not self._mailbox.empty():
@@ -161,13 +165,19 @@ class P2PTier:
         return [self._find(key, following) for key in keys]
 
     def _find(self, key: Key, following: _Following) -> Lookup:
-        known = following.known.get(key)
-        if known is not None:
-            return Lookup.HIT if known else Lookup.MISS
+        if key in following.known:
+            return Lookup.HIT if following.known[key] is None else Lookup.MISS
         if key not in following.asked:
             following.asked.add(key)
             following.gathered.append(key)
         return Lookup.RETRY
+
+    def why_missed(self, key: Key) -> MissReason:
+        """Why the lookup before this said MISS of it; absent too if nobody was named to ask."""
+        if self._closed:
+            return MissReason.TIER_DOWN
+        why = None if self._looked_up is None else self._looked_up.known.get(key)
+        return why or MissReason.ABSENT
 
     def on_schedule_end(self) -> None:
         """Ask for what lookups gathered in this step: one question per request."""
@@ -212,7 +222,8 @@ class P2PTier:
         for number, question in list(self._questions.items()):
             if now < question.deadline:
                 break
-            self._answered(Answered(number, dict.fromkeys(question.left, False)))
+            late = dict.fromkeys(question.left, False)
+            self._answered(Answered(number, late, MissReason.PENDING))
         for running in list(self._jobs.values()):
             if not running.reported and now >= running.deadline:
                 self._give_up(running)
@@ -244,7 +255,8 @@ class P2PTier:
             del self._questions[note.number]
         following = self._requests.get(question.request)
         if following is not None:
-            following.known.update(note.found)
+            for key, there in note.found.items():
+                following.known[key] = None if there else note.why
             following.asked.difference_update(note.found)
 
     def _loaded(self, note: Loaded) -> None:
@@ -273,7 +285,7 @@ class P2PTier:
         request = running.job.request
         following = self._requests.get(request.request_id) if request else None
         if following is not None:
-            following.known.update(dict.fromkeys(note.failed, False))
+            following.known.update((key, miss_of(why.kind)) for key, why in note.failed.items())
 
     def _released(self, note: Released) -> None:
         running = self._jobs.get(note.job)
@@ -322,6 +334,15 @@ class P2PTier:
         """Whom it deals with."""
         return self._endpoint.peers()
 
+    def standing(self) -> Standing:
+        """Jobs, and the memory they hold; it is left alone when all peers that it knows are."""
+        peers = self.peers()
+        asked = peers.connected + peers.dialling + peers.left_alone + peers.idle
+        jobs = sum(not running.reported for running in self._jobs.values())
+        held = sum(running.job.views.nbytes for running in self._jobs.values())
+        alone = 0 < asked == peers.left_alone
+        return Standing(Circuit.OPEN if alone else Circuit.CLOSED, jobs, held)
+
     # -- the rest --------------------------------------------------------------------------------
 
     def touch(self, keys: Sequence[Key]) -> None:
@@ -358,6 +379,7 @@ class P2PTier:
         self._jobs.clear()
         self._finished.clear()
         self._requests.clear()
+        self._looked_up = None
         self._questions.clear()
 
     def check(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from kvtiers.errors import Kind
+from kvtiers.events import MissReason
 from kvtiers.tiers.breaker import State
 from kvtiers.tiers.p2p import protocol as p
 from kvtiers.tiers.p2p.loop import Timer
@@ -205,7 +206,7 @@ def test_the_handshake_has_one_deadline(bench, stage):
     assert bench.take() == []
     bench.time.go(0.2)
     answered, loaded = bench.take()
-    assert answered == Answered(number, {A: False, B: False})
+    assert answered == Answered(number, {A: False, B: False}, MissReason.TIER_DOWN)
     assert (loaded.job, set(loaded.failed), loaded.memory_in_use) == (job, {A, B}, False)
     if stage == "name":
         bench.named()  # too late
@@ -220,7 +221,7 @@ def test_a_name_that_leads_nowhere(bench, why):
     bench.lines.forbidden = "it is not on this machine" if why == "forbidden" else None
     number = bench.ask()
     bench.named()
-    assert bench.take() == [Answered(number, {A: False, B: False})]
+    assert bench.take() == [Answered(number, {A: False, B: False}, MissReason.TIER_DOWN)]
     assert not bench.lines.dialled
 
 
@@ -230,7 +231,7 @@ def test_who_failed_is_left_alone_then_tried_once(bench):
     bench.line.broken("the connection is refused")
     bench.take()
     number = bench.ask()
-    assert bench.take() == [Answered(number, {A: False, B: False})]
+    assert bench.take() == [Answered(number, {A: False, B: False}, MissReason.TIER_DOWN)]
     assert not bench.lines.asked
     bench.time.go(5.1)
     bench.ask()
@@ -394,7 +395,7 @@ def test_late_answers_are_ignored_and_counted(session):
     numbers = [session.ask() for _ in range(2)]
     session.time.go(2.1)
     absent = {A: False, B: False}
-    assert session.take() == [Answered(number, absent) for number in numbers]
+    assert session.take() == [Answered(number, absent, MissReason.PENDING) for number in numbers]
     late = session.said(p.LookUp)[-1].question
     session.hear(p.LookUpAnswer(late, ((0, int(Verdict.PRESENT)),)))
     assert session.take() == []
@@ -472,5 +473,5 @@ def test_a_connection_that_cannot_even_be_begun_is_a_miss(bench, monkeypatch):
     monkeypatch.setattr(bench.lines, "dial", dial)
     number = bench.ask()
     bench.named()
-    assert bench.take() == [Answered(number, {A: False, B: False})]
+    assert bench.take() == [Answered(number, {A: False, B: False}, MissReason.TIER_DOWN)]
     assert bench.peer._breaker.state is State.OPEN

@@ -4,9 +4,19 @@ import pytest
 
 from kvtiers.chunks import Lookup, OffloadPolicy, RequestContext
 from kvtiers.errors import Kind
-from kvtiers.events import ChunksExchanged, Direction
+from kvtiers.events import ChunksExchanged, Direction, MissReason
 from kvtiers.testing import ManualClock
-from kvtiers.tiers.base import Job, JobKind, JobOutcome, JobReleased
+from kvtiers.tiers.base import (
+    Circuit,
+    ExplainsMisses,
+    Job,
+    JobKind,
+    JobOutcome,
+    JobReleased,
+    KnowsStanding,
+    Peers,
+    Standing,
+)
 from kvtiers.tiers.lanes import Mailbox
 from kvtiers.tiers.p2p.notes import (
     Answered,
@@ -33,6 +43,7 @@ class Endpoint:
 
     port = 5710
     gave = Moved()
+    knows = Peers(0, 0, 0, 0, 0)
 
     def __init__(self) -> None:
         self.told = []
@@ -44,6 +55,9 @@ class Endpoint:
 
     def local(self, request: str, begins: bool) -> None:
         self.told.append((request, begins))
+
+    def peers(self) -> Peers:
+        return self.knows
 
     def close(self, deadline_s: float) -> bool:
         self.told.append("closed")
@@ -119,6 +133,79 @@ def test_an_endpoint_that_never_answers_is_a_miss_in_the_end(bench):
     bench.post()
     assert bench.tier.lookup(NAMES, request) == [Lookup.MISS] * 3
     assert not bench.tier.has_pending_work()
+
+
+@pytest.mark.parametrize("why", MissReason)
+def test_why_a_peer_did_not_give_a_chunk_is_what_the_endpoint_says(bench, why):
+    assert isinstance(bench.tier, ExplainsMisses)
+    request = bench.follow()
+    bench.tier.lookup(NAMES, request)
+    bench.tier.on_schedule_end()
+    (ask,) = bench.endpoint.told
+    bench.post(Answered(ask.number, {A: True, B: False, C: False}, why))
+    assert bench.tier.lookup([A, B, C], request) == [Lookup.HIT, Lookup.MISS, Lookup.MISS]
+    assert [bench.tier.why_missed(name) for name in (B, C)] == [why] * 2
+    other = RequestContext("other")
+    bench.tier.on_new_request(other)
+    bench.tier.lookup([B], other)
+    assert bench.tier.why_missed(B) is MissReason.ABSENT, "it names nobody"
+
+
+def test_who_never_answers_is_too_late_and_who_is_shut_is_down(bench):
+    request = bench.follow()
+    bench.tier.lookup(NAMES, request)
+    bench.tier.on_schedule_end()
+    bench.clock.advance(60.0)
+    bench.post()
+    assert bench.tier.lookup([A], request) == [Lookup.MISS]
+    assert bench.tier.why_missed(A) is MissReason.PENDING
+    bench.tier.shutdown(1.0)
+    bench.tier.lookup([A], request)
+    assert bench.tier.why_missed(A) is MissReason.TIER_DOWN
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Kind.VANISHED, MissReason.ABSENT),
+        (Kind.TIMEOUT, MissReason.PENDING),
+        (Kind.IO, MissReason.FAILED),
+    ],
+)
+def test_why_a_chunk_that_was_there_did_not_come(bench, kind, why):
+    request = bench.follow()
+    bench.tier.submit_load(bench.job())
+    bench.post(Loaded(1, (A, B), {C: Failure(kind, "it failed")}, 8))
+    bench.tier.lookup([C], request)
+    assert bench.tier.why_missed(C) is why
+
+
+def test_its_jobs_and_the_memory_they_hold(bench):
+    assert isinstance(bench.tier, KnowsStanding)
+    assert bench.tier.standing() == Standing(Circuit.CLOSED, 0, 0)
+    bench.follow()
+    bench.tier.submit_load(bench.job(1))
+    bench.tier.submit_load(bench.job(2, (A,)))
+    assert bench.tier.standing() == Standing(Circuit.CLOSED, 2, 16)
+    bench.post(Loaded(1, NAMES, {}, 12), Loaded(2, (), {A: SHORT}, 0, memory_in_use=True))
+    assert bench.tier.standing() == Standing(Circuit.CLOSED, 0, 4)
+    bench.post(Released(2))
+    assert bench.tier.standing() == Standing(Circuit.CLOSED, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("peers", "circuit"),
+    [
+        (Peers(0, 0, 0, 0, served=3), Circuit.CLOSED),
+        (Peers(0, 0, 2, 0, served=3), Circuit.OPEN),
+        (Peers(1, 0, 2, 0, served=0), Circuit.CLOSED),
+        (Peers(0, 1, 2, 0, served=0), Circuit.CLOSED),
+        (Peers(0, 0, 2, 1, served=0), Circuit.CLOSED),
+    ],
+)
+def test_it_is_left_alone_when_all_whom_it_could_ask_are(bench, peers, circuit):
+    bench.endpoint.knows = peers
+    assert bench.tier.standing().circuit is circuit
 
 
 def test_a_job_ends_when_all_its_parts_have(bench):

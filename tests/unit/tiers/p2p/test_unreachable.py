@@ -7,6 +7,8 @@ import time
 import pytest
 
 from kvtiers.chunks import Lookup
+from kvtiers.events import LookupsSettled, MissReason
+from kvtiers.tiers.base import Circuit
 from kvtiers.tiers.p2p.names import Names
 from tests.unit.tiers.p2p.engines import Engine, engines, keys, source, until, with_options
 
@@ -57,6 +59,9 @@ def test_a_dead_port_is_a_miss_at_once_and_forgotten_for_a_while(dead):
     with engines(1) as (engine,):
         verdicts, seconds = pulled(engine, source(dead))
         assert verdicts == MISSES
+        (settled,) = [event for event in engine.events if isinstance(event, LookupsSettled)]
+        assert settled.missed["1:p2p", MissReason.TIER_DOWN] == 4
+        assert engine.tier.standing().circuit is Circuit.OPEN
         assert seconds < 0.9  # the handshake's deadline is 1 s
         engine.rest()
         verdicts, seconds = pulled(engine, source(dead))
