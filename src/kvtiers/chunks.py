@@ -124,6 +124,13 @@ class ChunkLayout:
             group = int.from_bytes(e.args[0], "big")
             raise KeyError(f"no KV-cache group {group} in {self!r}") from None
 
+    def total_bytes(self, keys: Sequence[Key]) -> int:
+        """Bytes of these chunks together; one of an unknown group counts nothing."""
+        sizes = self._sizes
+        if len(sizes) == 1:
+            return self.groups[0].chunk_bytes * len(keys)
+        return sum(sizes.get(key[-GROUP_BYTES:], 0) for key in keys)
+
 
 @dataclass(frozen=True, slots=True)
 class Namespace:

@@ -352,8 +352,8 @@ _NEW = (
     _gauge(HOST_BYTES, "Bytes of host memory: capacity, resident, pinned, filling.", "state"),
     _gauge(
         TIER_BYTES,
-        "Bytes of a bounded tier: used, other namespaces included, and capacity; resident: those of"
-        " this namespace, where a tier knows.",
+        "Bytes of a tier. used, other namespaces included, and capacity: where it is bounded;"
+        " resident: of this namespace's chunks, as far as this engine knows of them.",
         "tier",
         "state",
     ),

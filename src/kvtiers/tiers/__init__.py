@@ -202,7 +202,8 @@ def _build_own(
     identity = TierIdentity(
         context.name, context.label, tier.medium, options.locality, told=options.enable_kv_events
     )
-    return StoreTier(tier.build(context, options), identity, options, inbox, context.clock)
+    store, total_bytes = tier.build(context, options), context.layout.total_bytes
+    return StoreTier(store, identity, options, inbox, context.clock, total_bytes=total_bytes)
 
 
 _TIER_NAMES = (
@@ -248,7 +249,8 @@ def _build_foreign(
         "type",
         f"is {context.name}, whose runner_options are no RunnerOptions",
     )
-    return StoreTier(tier, identity, options, inbox, context.clock)
+    total_bytes = context.layout.total_bytes
+    return StoreTier(tier, identity, options, inbox, context.clock, total_bytes=total_bytes)
 
 
 def _find_class(module_path: object, name: str) -> Callable[..., Any]:

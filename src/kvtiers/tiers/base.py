@@ -127,18 +127,18 @@ class ChunkStore(Protocol):
 
 
 class Usage(NamedTuple):
-    """How full a store is."""
+    """How full a store is. None: not known, or unbounded."""
 
-    used_bytes: int
+    used_bytes: int | None
     """Of all that counts towards the bound, other namespaces included."""
-    capacity_bytes: int
+    capacity_bytes: int | None
     resident_bytes: int | None = None
-    """Of the chunks of this namespace, where that is known without counting."""
+    """Of the chunks of this namespace that are known to be there, without counting."""
 
 
 @runtime_checkable
 class KnowsUsage(Protocol):
-    """Optional: a store that is bounded, or a tier over one."""
+    """Optional: a store that is bounded or knows what it holds, or a tier over one."""
 
     def usage(self) -> Usage | None:
         """How full it is; None if that is not known.

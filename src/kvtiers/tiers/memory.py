@@ -164,9 +164,10 @@ class MemoryStore:
         return KVTiersError(f"{self._context.name}: {what}", kind=kind)
 
     def usage(self) -> Usage:
-        """Everything it holds is of this namespace."""
-        used = self._used
-        return Usage(used, self._capacity, used)
+        """Everything it holds is of this namespace; beside each chunk lies its identity page."""
+        with self._lock:
+            used, identities = self._used, len(self._chunks) * PAGE_BYTES
+        return Usage(used, self._capacity, used - identities)
 
     def check(self) -> None:
         """Raise AssertionError if the bytes do not add up or exceed the capacity."""

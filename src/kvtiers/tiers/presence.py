@@ -112,6 +112,8 @@ class InstantPresence:
         self._denials = Denials(denial_ttl_s, MAX_LOSSES)
         self._losses = Losses()
         self.complete = True
+        self.resident_bytes: int | None = None
+        """The store knows by itself."""
 
     @property
     def moment(self) -> int:
@@ -207,8 +209,17 @@ class Presence:
     forgotten, and from then on absence from the table proves nothing.
     """
 
-    def __init__(self, max_chunks: int, denial_ttl_s: float) -> None:
+    def __init__(
+        self,
+        max_chunks: int,
+        denial_ttl_s: float,
+        total_bytes: Callable[[Sequence[Key]], int] = lambda keys: 0,
+    ) -> None:
+        """``total_bytes``: of chunks together."""
         self._max_chunks = max_chunks
+        self._total_bytes = total_bytes
+        self._bytes = 0
+        """Of those that are held."""
         self._held: OrderedDict[Key, bool] = OrderedDict()  # -> whether announced
         self._denials = Denials(denial_ttl_s, max_chunks)
         self._losses = Losses()
@@ -251,10 +262,21 @@ class Presence:
             if key not in self._held:
                 self._held[key] = False
                 new.append(key)
-        while len(self._held) > self._max_chunks:
-            self._held.popitem(last=False)
-            self._overflowed = True
+        self._bytes += self._total_bytes(new)
+        if len(self._held) > self._max_chunks:
+            self._overflow()
         return new
+
+    def _overflow(self) -> None:
+        surplus = len(self._held) - self._max_chunks
+        forgotten = [self._held.popitem(last=False)[0] for _ in range(surplus)]
+        self._bytes -= self._total_bytes(forgotten)
+        self._overflowed = True
+
+    @property
+    def resident_bytes(self) -> int | None:
+        """Of the chunks that are known to be there; None once some were forgotten."""
+        return None if self._overflowed else self._bytes
 
     def scanned(self, keys: Sequence[Key]) -> list[Key]:
         """The start-up scan found these, at any time since the start. Returns those not known."""
@@ -270,7 +292,9 @@ class Presence:
         if since is not None and self._losses:
             keys = [key for key in keys if not self._losses.after(key, since)]
         new = [key for key in keys if not self._held.get(key, False)]
-        self._held.update(dict.fromkeys(new, True))
+        announced = dict.fromkeys(new, True)
+        self._bytes += self._total_bytes([key for key in announced if key not in self._held])
+        self._held.update(announced)
         self.add(new)
         return new
 
@@ -279,12 +303,15 @@ class Presence:
 
         So of what was announced nothing goes unsaid; of the latter it may be said more than once.
         """
-        known = []
+        left, forgotten = [], []
         for key in keys:
             self._losses.add(key)
-            if self._held.pop(key, None) is not None or self._overflowed:
-                known.append(key)
-        return known
+            if self._held.pop(key, None) is not None:
+                left.append(key)
+            elif self._overflowed:
+                forgotten.append(key)
+        self._bytes -= self._total_bytes(left)
+        return left + forgotten
 
     def deny(self, keys: Iterable[Key], now: float, why: MissReason = MissReason.ABSENT) -> None:
         """Do not find these until the time to live has passed, or until they are added."""
@@ -319,6 +346,7 @@ class Presence:
     def check(self) -> None:
         """Raise AssertionError if a bound or the order of denials is broken."""
         assert len(self._held) <= self._max_chunks, "more chunks than the bound"
+        assert self._bytes == self._total_bytes(list(self._held)), "bytes do not add up"
         assert len(self._losses) <= MAX_LOSSES, "more losses than the bound"
         self._denials.check()
 

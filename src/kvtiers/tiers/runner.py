@@ -83,7 +83,9 @@ class StoreTier:
         inbox: Inbox,
         clock: Callable[[], float],
         start_thread: StartThread = start_daemon,
+        total_bytes: Callable[[Sequence[Key]], int] | None = None,
     ) -> None:
+        """``total_bytes``: of chunks together; None: nobody knows."""
         self.name, self.label = identity.name, identity.label
         self.medium, self.locality = identity.medium, identity.locality
         self.store = store
@@ -95,6 +97,7 @@ class StoreTier:
         self._fullness = Fullness(store, inbox, options.lookup_deadline_s)
         self._fullness.measure(clock())
         self._mover = Mover(store, inbox, clock, options.transfer_retries, self._fullness)
+        self._total_bytes = total_bytes
         self._presence = self._make_presence()
         self._damaged = LostToDamage()
         self._breaker = Breaker(
@@ -130,7 +133,8 @@ class StoreTier:
         ttl_s = self._options.negative_ttl_s
         if self.store.capabilities.instant:
             return InstantPresence(partial(ask, self.store), self._could_not_ask, ttl_s)
-        return Presence(self._options.max_tracked_chunks, ttl_s)
+        total_bytes = self._total_bytes or (lambda keys: 0)
+        return Presence(self._options.max_tracked_chunks, ttl_s, total_bytes)
 
     def _make_rechecks(self) -> Rechecks | None:
         presence, options = self._presence, self._options
@@ -491,8 +495,16 @@ class StoreTier:
         return events
 
     def usage(self) -> Usage | None:
-        """How full the store was a moment ago, if it says so."""
-        return self._fullness.usage
+        """How full the store was a moment ago, if it says so; and what is known to be in it."""
+        said = self._fullness.usage or Usage(None, None)
+        if said.resident_bytes is None:
+            said = said._replace(resident_bytes=self._resident_bytes())
+        return None if said == Usage(None, None) else said
+
+    def _resident_bytes(self) -> int | None:
+        """Of the chunks that are known to be there, once those are that were before the start."""
+        found = self._scan.complete or not self.store.capabilities.persistent
+        return self._presence.resident_bytes if found and self._total_bytes else None
 
     def standing(self) -> Standing:
         """The breaker, jobs and the bytes that they hold."""

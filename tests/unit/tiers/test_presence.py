@@ -1,9 +1,39 @@
 import pytest
 
 from kvtiers.tiers.presence import Presence
+from tests.unit.test_checks import broken
 from tests.unit.tiers.tier_kit import key
 
 A, B, C = key(1), key(2), key(3)
+
+
+def test_bytes_are_those_of_the_chunks_that_are_known_each_once() -> None:
+    sizes = {A: 1, B: 10, C: 100}
+    presence = Presence(10, 5, lambda keys: sum(sizes[k] for k in keys))
+    assert presence.resident_bytes == 0
+    presence.add([A, A])
+    presence.announce([A, B, B])
+    presence.scanned([A, C])
+    assert presence.resident_bytes == 111
+    presence.deny([C], 0.0)
+    presence.discard([B, B])
+    assert presence.resident_bytes == 101
+    presence.check()
+    presence._bytes += 1
+    with broken("do not add up"):
+        presence.check()
+
+
+@pytest.mark.parametrize("add", [Presence.add, Presence.announce])
+def test_once_chunks_were_forgotten_their_bytes_are_not_known(add) -> None:  # type: ignore[no-untyped-def]
+    presence = Presence(2, 5, len)
+    add(presence, [A, B])
+    assert presence.resident_bytes == 2
+    add(presence, [C])
+    assert presence.resident_bytes is None
+    presence.discard([A, B, C])
+    presence.check()
+    assert presence.resident_bytes is None
 
 
 def test_absence_is_known_only_when_complete() -> None:

@@ -35,6 +35,10 @@ def _unpack(packed: int) -> Location:
     return Location(packed >> _CHECKSUM_BITS, page, pages, packed & ((1 << _CHECKSUM_BITS) - 1))
 
 
+def _pages(packed: int) -> int:
+    return packed >> 1 & MAX_CHUNK_PAGES
+
+
 Deletion = tuple[Key, int]
 """A chunk that is gone, and the position of its last row that this is said of."""
 
@@ -49,6 +53,8 @@ class LogIndex:
         self._locations: dict[Key, int] = {}
         self._sequences: dict[int, int] = {}
         """Of the present use of each segment."""
+        self.pages = 0
+        """Of all chunks together."""
 
     def __contains__(self, key: Key) -> bool:
         return key in self._locations
@@ -73,8 +79,10 @@ class LogIndex:
             if not nbytes:
                 if known is not None and self._position(known) <= checksum:
                     del locations[key]
+                    self.pages -= _pages(known)
             elif known is None or self._position(known) <= position(sequence, page):
                 pages = -(-nbytes // PAGE_BYTES)
+                self.pages += pages if known is None else pages - _pages(known)
                 locations[key] = (
                     ((base | checksum) << _PAGE_BITS | page) << _PAGES_BITS | pages
                 ) << 1
@@ -107,13 +115,16 @@ class LogIndex:
             packed = locations.get(key)
             if packed is not None and packed >> _SEGMENT_SHIFT == segment:
                 del locations[key]
+                self.pages -= _pages(packed)
                 evicted.append(key)
         return evicted
 
     def drop(self, keys: Iterable[Key]) -> list[Deletion]:
         """Forget these; returns those that were known, and up to where that forgets them."""
-        gone = ((key, self._locations.pop(key, None)) for key in keys)
-        return [(key, self._position(packed)) for key, packed in gone if packed is not None]
+        found = ((key, self._locations.pop(key, None)) for key in keys)
+        gone = [(key, packed) for key, packed in found if packed is not None]
+        self.pages -= sum(_pages(packed) for _, packed in gone)
+        return [(key, self._position(packed)) for key, packed in gone]
 
     def drop_at(self, key: Key, location: Location) -> list[Deletion]:
         """Forget ``key`` if it lies there."""
@@ -123,6 +134,7 @@ class LogIndex:
         """Forget all; returns what was there."""
         gone = list(self._locations)
         self._locations.clear()
+        self.pages = 0
         return gone
 
     def items(self) -> Iterator[tuple[Key, Location]]:
@@ -133,6 +145,7 @@ class LogIndex:
         """Raise AssertionError if a location is none."""
         for key, packed in self._locations.items():
             assert _unpack(packed).pages, f"{key.hex()} has no bytes"
+        assert self.pages == sum(map(_pages, self._locations.values())), "pages do not add up"
 
     def __repr__(self) -> str:
         return f"<LogIndex {len(self._locations)} chunks>"

@@ -294,9 +294,10 @@ class LogStore:
             return core.pool.used_bytes
 
     def usage(self) -> Usage:
-        """With what lies beside the segments."""
+        """With what lies beside the segments; and the chunks in them that count."""
         beside = self._capacity - self._core.pool.capacity_bytes
-        return Usage(self.used_bytes + beside, self._capacity)
+        resident = self._core.index.pages * PAGE_BYTES
+        return Usage(self.used_bytes + beside, self._capacity, resident)
 
     def check(self) -> None:
         """Raise AssertionError naming the broken invariant, if any."""
