@@ -25,7 +25,7 @@ from kvtiers.metrics import Metrics
 from kvtiers.metrics.names import BY_NAME, EVENT_QUEUE
 from kvtiers.metrics.names import Kind as MetricKind
 from kvtiers.observe.gauges import Gauges
-from kvtiers.tiers.base import Peers, Usage
+from kvtiers.tiers.base import Circuit, Peers, Standing, Usage
 from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 from tests.unit.metrics.test_distinct import digests
 
@@ -35,6 +35,9 @@ LABEL = "1:scripted"
 class Bounded(ScriptedTier):
     def usage(self) -> Usage:
         return Usage(1, 2, 1)
+
+    def standing(self) -> Standing:
+        return Standing(Circuit.CLOSED, 0, 0)
 
     def peers(self) -> Peers:
         return Peers(1, 0, 0, 0, 0)
