@@ -46,6 +46,8 @@ def metrics() -> str:
     """The table that all exporters declare and send from."""
     lines = ["| name | kind | labels | meaning | name is |", "|---|---|---|---|---|"]
     for name, metric in sorted(BY_NAME.items()):
+        if metric.sent_by_vllm:
+            continue
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         whose = "vLLM's" if name.startswith(_UPSTREAM) else "ours"
         doc = _cell(metric.doc)

@@ -230,6 +230,8 @@ class ChunksCopied(NamedTuple):
     waited_s: float | None = None
     """Of a load whose request had to wait for chunks: from the first lookup that could not be
     answered to the same end."""
+    bytes: int = 0
+    """Of the chunks."""
 
 
 class ChunksExchanged(NamedTuple):

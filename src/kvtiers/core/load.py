@@ -1,6 +1,6 @@
 """Up 4, load: host memory -> accelerator. Pins what is copied, and lets go when it is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvtiers.chunks import Key
 from kvtiers.core.ledger import Departed, Ledger, Request
@@ -13,11 +13,18 @@ NO_SLOT = -1
 class Loads:
     """Pins the chunks of one load per request."""
 
-    def __init__(self, ledger: Ledger, emit: Sink, departed: Departed) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        emit: Sink,
+        departed: Departed,
+        total_bytes: Callable[[Sequence[Key]], int],
+    ) -> None:
         self._ledger = ledger
         self._index = ledger.index
         self._emit = emit
         self._departed = departed
+        self._total_bytes = total_bytes
 
     def plan(self, keys: Sequence[Key], request: Request, now: float) -> list[int]:
         """Pin chunks that a lookup found; the slot of each, ``NO_SLOT`` if it is gone."""
@@ -52,6 +59,7 @@ class Loads:
         elif now is not None:
             began, waited = request.load_began
             waited_s = None if waited is None else now - waited
-            self._emit(ChunksCopied(Hop.LOAD, len(keys), now - began, waited_s))
+            nbytes = self._total_bytes(keys)
+            self._emit(ChunksCopied(Hop.LOAD, len(keys), now - began, waited_s, nbytes))
         self._index.release(list(slots))
         return tuple(dropped)

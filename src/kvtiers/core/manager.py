@@ -89,8 +89,9 @@ class TieringManager:
             if options.store_threshold >= 2
             else None
         )
-        self._stores = Stores(self._ledger, sink, self._departed, counter)
-        self._loads = Loads(self._ledger, sink, self._departed)
+        sizes = layout.total_bytes
+        self._stores = Stores(self._ledger, sink, self._departed, sizes, counter)
+        self._loads = Loads(self._ledger, sink, self._departed, sizes)
         self._settling = Settling(self.tiers, layout, traced=options.trace_lookups)
         self._promotions = Promotions(
             self._ledger, self.tiers, self._views, sink, self._departed, options.promote

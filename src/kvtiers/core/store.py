@@ -1,7 +1,7 @@
 """Down 1, store: accelerator -> host memory. Which chunks get a slot, and when they count."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import NamedTuple
 
 from kvtiers.chunks import Key, Lookup
@@ -61,12 +61,18 @@ class Stores:
     """Reserves slots for chunks the engine offers, and confirms them when they are copied."""
 
     def __init__(
-        self, ledger: Ledger, emit: Sink, departed: Departed, counter: UseCounter | None
+        self,
+        ledger: Ledger,
+        emit: Sink,
+        departed: Departed,
+        total_bytes: Callable[[Sequence[Key]], int],
+        counter: UseCounter | None,
     ) -> None:
         self._ledger = ledger
         self._index = ledger.index
         self._emit = emit
         self._departed = departed
+        self._total_bytes = total_bytes
         self._counter = counter
         self._began: dict[Key, float] = {}
         """When slots were reserved, by the first chunk of each plan."""
@@ -121,7 +127,8 @@ class Stores:
         if stored:
             self._emit(ChunksStored(PRIMARY, tuple(stored)))
             if began and now is not None:
-                self._emit(ChunksCopied(Hop.STORE, len(stored), now - min(began)))
+                seconds, nbytes = now - min(began), self._total_bytes(stored)
+                self._emit(ChunksCopied(Hop.STORE, len(stored), seconds, bytes=nbytes))
         return stored
 
     def forget(self) -> None:

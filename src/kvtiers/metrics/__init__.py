@@ -62,11 +62,11 @@ class Metrics:
     Counters (labels): ``lookups``, ``hits`` (tier); ``stored``, ``removed`` (tier[, reason]);
     ``declined`` (hop, tier, reason); ``jobs_failed``, ``chunks_failed`` (hop, tier, reason);
     ``misses`` (tier, reason); ``loaded_tokens`` (tier); ``bytes``, ``seconds`` (hop, tier);
-    ``copied`` (hop); ``peer_chunks``, ``peer_bytes`` (direction); ``warmed_up`` (outcome);
-    ``told`` (type, medium); ``untold``, ``prompted``, ``saved_seconds`` (). Observations:
-    ``lookup_seconds``, ``lookup_waited_seconds``, ``promote_seconds``, ``cascade_seconds``,
-    ``evicted_age`` (tier); ``store_offered``, ``store_seconds``, ``load_seconds``,
-    ``request_wait_seconds``, ``reuse_distance`` ().
+    ``copied``, ``copied_bytes`` (hop); ``peer_chunks``, ``peer_bytes`` (direction); ``warmed_up``
+    (outcome); ``told`` (type, medium); ``untold``, ``prompted``, ``saved_seconds`` ().
+    Observations: ``lookup_seconds``, ``lookup_waited_seconds``, ``promote_seconds``,
+    ``cascade_seconds``, ``evicted_age`` (tier); ``store_offered``, ``store_seconds``,
+    ``load_seconds``, ``request_wait_seconds``, ``reuse_distance`` ().
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -278,10 +278,11 @@ class Metrics:
             self._observe(f"{hop}_seconds", (tier,), values)
 
     def _copied(self, events: list[ChunksCopied]) -> None:
-        copied = self._counts["copied"]
+        copied, nbytes = self._counts["copied"], self._counts["copied_bytes"]
         took = defaultdict[Hop, list[float]](list)
-        for hop, chunks, seconds, _ in events:
+        for hop, chunks, seconds, _, size in events:
             copied[(hop,)] += chunks
+            nbytes[(hop,)] += size
             took[hop].append(seconds)
         for hop, values in took.items():
             self._observe(f"{hop}_seconds", (), values)

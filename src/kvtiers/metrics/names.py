@@ -5,7 +5,7 @@ offloading has keep their labels, buckets and meaning; new facts have names of t
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvtiers.events import Hop, Reason
@@ -51,6 +51,8 @@ class Metric:
     """Which labels of that are passed on."""
     only: tuple[tuple[int, str], ...] = ()
     """(label, value) that what counts must have."""
+    sent_by_vllm: bool = False
+    """Whether vLLM's connector counts it by itself, so that only other exporters send it."""
 
     def takes(self, labels: Labels) -> bool:
         """Whether what the fold has under ``labels`` counts."""
@@ -372,8 +374,32 @@ _NEW = (
 )
 """Names of our own."""
 
-METRICS: tuple[Metric, ...] = (*_UPSTREAM, *_NEW)
+_COPIES = (
+    _counter(
+        "vllm:kv_offload_load_bytes",
+        "copied_bytes",
+        "Bytes of chunks copied from host memory to the accelerator.",
+        pick=("hop",),
+        hop=Hop.LOAD,
+    ),
+    _counter(
+        "vllm:kv_offload_store_bytes",
+        "copied_bytes",
+        "Bytes of chunks copied from the accelerator to host memory.",
+        pick=("hop",),
+        hop=Hop.STORE,
+    ),
+)
+"""Names that vLLM's connector has, whatever is offloaded and how."""
+
+METRICS: tuple[Metric, ...] = (
+    *_UPSTREAM,
+    *_NEW,
+    *(replace(metric, sent_by_vllm=True) for metric in _COPIES),
+)
 """All there are."""
+
+SENT_BY_VLLM = frozenset(metric.name for metric in METRICS if metric.sent_by_vllm)
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 

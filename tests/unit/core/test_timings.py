@@ -1,6 +1,6 @@
 """How long a chunk's ways took, as the caller's clock has it."""
 
-from kvtiers.chunks import Lookup
+from kvtiers.chunks import GroupLayout, Lookup, make_key
 from kvtiers.events import ChunksCopied, Hop, TransferFinished
 from tests.unit.core.core_harness import ScriptedTier, World, key, keys
 
@@ -26,6 +26,21 @@ def test_a_store_is_timed_from_its_reservation_by_the_job() -> None:
     world.manager.complete_store(second.keys, now=world.now + 0.5)
     assert copied(world) == [(Hop.STORE, 2, 2.5, None), (Hop.STORE, 1, 1.5, None)]
     world.manager.check()
+
+
+def test_a_copy_has_the_bytes_of_its_chunks_whatever_their_group() -> None:
+    world = World(groups=(GroupLayout(0, 8192, 16), GroupLayout(1, 4096, 16)))
+    names = [make_key(b"a" * 32, 0), make_key(b"b" * 32, 1)]
+    request = world.request()
+    plan = world.manager.store(names, request)
+    world.manager.complete_store(plan.keys, now=world.now)
+    world.lookup(names, request)
+    world.manager.load(names, request)
+    world.manager.complete_load(request, now=world.now)
+    assert [(e.hop, e.chunks, e.bytes) for e in world.of(ChunksCopied)] == [
+        (Hop.STORE, 2, 12288),
+        (Hop.LOAD, 2, 12288),
+    ]
 
 
 def test_a_store_that_failed_is_not_timed_nor_one_that_a_reset_overtook() -> None:

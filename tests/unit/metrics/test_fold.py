@@ -73,15 +73,20 @@ def test_a_job_is_timed_if_something_of_it_arrived() -> None:
 
 def test_copies_are_timed_by_hop_and_loads_with_what_was_waited_for() -> None:
     metrics = Metrics()
-    metrics(ChunksCopied(Hop.STORE, 3, 0.25))
-    metrics(ChunksCopied(Hop.LOAD, 3, 0.5))
-    metrics(ChunksCopied(Hop.LOAD, 3, 0.75, 2.0))
+    metrics(ChunksCopied(Hop.STORE, 3, 0.25, bytes=300))
+    metrics(ChunksCopied(Hop.LOAD, 3, 0.5, bytes=300))
+    metrics(ChunksCopied(Hop.LOAD, 3, 0.75, 2.0, 400))
     assert metrics.take().observations == {
         ("store_seconds", ()): [0.25],
         ("load_seconds", ()): [0.5, 0.75],
         ("request_wait_seconds", ()): [2.0],
     }
-    assert metrics.totals == {("copied", (Hop.STORE,)): 3, ("copied", (Hop.LOAD,)): 6}
+    assert metrics.totals == {
+        ("copied", (Hop.STORE,)): 3,
+        ("copied_bytes", (Hop.STORE,)): 300,
+        ("copied", (Hop.LOAD,)): 6,
+        ("copied_bytes", (Hop.LOAD,)): 700,
+    }
 
 
 def test_where_nobody_takes_values_are_bounded_and_none_is_lost_to_the_histogram() -> None:

@@ -5,8 +5,10 @@ import threading
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvtiers.engines.vllm.metrics import StatsExporter
 from kvtiers.events import (
     PRIMARY,
+    ChunksCopied,
     ChunksDeclined,
     ChunksRemoved,
     ChunksStored,
@@ -52,6 +54,19 @@ def test_counters_gauges_and_histograms_under_the_names_that_an_engine_would_sho
     assert seen[f"{waited}_bucket", "+Inf", "1:fs"] == 2
     assert seen[f"{waited}_count", "1:fs"] == 2
     assert seen[f"{waited}_sum", "1:fs"] == 70.07
+
+
+def test_bytes_of_copies_have_the_names_by_which_vllm_counts_them_where_it_runs() -> None:
+    metrics = Metrics()
+    gauges = Gauges(metrics, [], 100)
+    metrics(ChunksCopied(Hop.STORE, 2, 0.5, bytes=8192))
+    metrics(ChunksCopied(Hop.LOAD, 1, 0.5, bytes=4096))
+    seen = scrape(metrics, gauges)
+    assert seen["vllm:kv_offload_store_bytes_total",] == 8192
+    assert seen["vllm:kv_offload_load_bytes_total",] == 4096
+    stats = StatsExporter(metrics, gauges).take(REST, 0.0, quiet=True)
+    assert stats is not None
+    assert "kv_offload_store_bytes" not in repr(stats), "they would be counted twice"
 
 
 def test_a_scrape_takes_nothing_away_from_an_engine_and_an_engine_nothing_from_it() -> None:

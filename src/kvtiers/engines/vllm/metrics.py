@@ -19,7 +19,7 @@ from vllm.v1.kv_offload.base import (
 
 from kvtiers.host.parts import HostUse
 from kvtiers.metrics import Metrics
-from kvtiers.metrics.names import METRICS, Kind, Labels, Metric, destinations
+from kvtiers.metrics.names import METRICS, SENT_BY_VLLM, Kind, Labels, Metric, destinations
 from kvtiers.observe.gauges import INTERVAL_S, Gauges, Values
 
 QUIET_INTERVAL_S = 0.02
@@ -33,7 +33,7 @@ ALL_GAUGES_INTERVAL_S = 5.0
 
 def definitions() -> dict[str, OffloadingMetricMetadata]:
     """Every metric that ``StatsExporter`` may send."""
-    return {metric.name: _declared(metric) for metric in METRICS}
+    return {metric.name: _declared(metric) for metric in METRICS if not metric.sent_by_vllm}
 
 
 def _declared(metric: Metric) -> OffloadingMetricMetadata:
@@ -86,7 +86,8 @@ class StatsExporter:
         sample = self._metrics.take()
         for (name, labels), value in sample.counters.items():
             for theirs, picked in destinations(name, labels):
-                stats.increase_counter(theirs, value, picked)
+                if theirs not in SENT_BY_VLLM:
+                    stats.increase_counter(theirs, value, picked)
         for (name, labels), values in sample.observations.items():
             for theirs, picked in destinations(name, labels):
                 _observe(stats, theirs, values, picked)
