@@ -21,7 +21,7 @@ from kvtiers.errors import ConfigError
 from kvtiers.tiers.addresses import address_of
 from kvtiers.tiers.lanes import StartThread
 from kvtiers.tiers.p2p.loop import Loop
-from kvtiers.tiers.p2p.nixl_receiver import NixlReceiver
+from kvtiers.tiers.p2p.nixl_receiver import NixlReceiver, Stuck
 from kvtiers.tiers.p2p.nixl_sender import NixlSender
 from kvtiers.tiers.p2p.reading import Forget, Reader
 from kvtiers.tiers.p2p.transport import Delivered, Sent
@@ -31,6 +31,8 @@ _log = logging.getLogger("kvtiers")
 
 _OFFER = struct.Struct("<QQ")
 _CLOSE_S = 3.0
+_MOST_STUCK = 8
+"""Reads that do not end keep at most about this part of host memory: one of so many."""
 
 
 def new_agent(backends: Sequence[str], num_threads: int) -> Any:
@@ -51,6 +53,10 @@ def new_agent(backends: Sequence[str], num_threads: int) -> Any:
         return nixl_agent(f"kvtiers-{uuid.uuid4()}", config)
     except Exception as e:
         raise ConfigError(f"transport is nixl, which does not start: {e}", key="transport") from e
+
+
+_KEPT: list["NixlTransport"] = []
+"""Agents that still read at shutdown, and their memory."""
 
 
 class NixlTransport:
@@ -84,6 +90,7 @@ class NixlTransport:
             ) from e
         self._offer = _OFFER.pack(address, memory.nbytes) + metadata
         self._agent = agent
+        self._stuck = Stuck(memory.nbytes // _MOST_STUCK)
         self._users: dict[bytes, int] = {}
         """Sessions that read from a producer's agent."""
         self._reader = Reader(agent, loop.clock)
@@ -91,12 +98,23 @@ class NixlTransport:
 
     def _run(self) -> None:
         self._reader.run()
+        if self._reader.active:
+            # To end the agent would be safe here, but a paused peer whose UCX still owes us bytes
+            # dies of it when it goes on. So both stay until the process ends.
+            _log.warning("p2p: NIXL still reads into host memory: it stays until the process ends")
+            _KEPT.append(self)
+            return
         try:
             self._agent.deregister_memory(self._registered)
         except Exception as e:
             _log.warning("p2p: NIXL does not let go of host memory: %s", e)
         else:
             self._memory.release()  # until now nobody could unmap it
+
+    @property
+    def has_room(self) -> bool:
+        """Whether reads that do not end keep less of host memory than they may."""
+        return self._stuck.has_room
 
     def send_to(self, calls: Sent) -> NixlSender:
         """It has no connection of its own."""
@@ -112,7 +130,8 @@ class NixlTransport:
         self._users[metadata] = self._users.get(metadata, 0) + 1
         forget = partial(self._forget, metadata)
         memory = range(address, address + nbytes)
-        return NixlReceiver(self._loop, memory, metadata, calls, self._reader.queue.put, forget)
+        read = self._reader.queue.put
+        return NixlReceiver(self._loop, memory, metadata, calls, read, forget, self._stuck)
 
     def _forget(self, metadata: bytes) -> None:
         """A session reads no more from this agent."""

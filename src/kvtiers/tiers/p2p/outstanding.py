@@ -23,6 +23,9 @@ from kvtiers.tiers.p2p.wire import ProtocolError
 
 _GONE = Failure(Kind.VANISHED, "the peer has it no more")
 _LATE = Failure(Kind.TIMEOUT, "the peer did not bring it in time")
+_NO_ROOM = Failure(Kind.IO, "reads from peers that hang keep too much of host memory")
+_STUCK_AFTER_S = 0.5
+"""A read that is ended while it goes well has ended by then."""
 _UNWANTED = Failure(Kind.TIMEOUT, "the request that waited for it is over")
 _FAILURES = {
     Code.ABSENT: _GONE,
@@ -54,6 +57,8 @@ class _Transfer:
     course: Course[Moving, Turn, Move] = field(
         default_factory=lambda: Course(TRANSFER, Moving.FLYING)
     )
+    stuck_from: float = float("inf")
+    """Since it was ended and its memory is in use: when that is no wonder any more."""
     done: list[int] = field(default_factory=list)
     failed: dict[int, Failure] = field(default_factory=dict)
     offered: set[int] = field(default_factory=set)
@@ -111,6 +116,9 @@ class Outstanding:
     def load(self, load: Load) -> None:
         """Have chunks brought. Caller guarantees: the session is open."""
         assert self.receiver is not None
+        if not self.receiver.has_room:
+            self._voices.post(Loaded(load.job, (), dict.fromkeys(load.keys, _NO_ROOM), 0))
+            return
         start = 0
         for keys in _batches(load.keys):
             number = self.number()
@@ -250,6 +258,8 @@ class Outstanding:
     def _moved(self, transfer: _Transfer, turn: Turn, number: int) -> None:
         move = transfer.course.on(turn)
         transfer.timer.cancel()
+        if transfer.course.state is Moving.STOPPING:
+            transfer.stuck_from = self._loop.clock() + _STUCK_AFTER_S
         if move in (Move.CANCEL, Move.CANCEL_IN_USE):
             self._voices.say(protocol.Cancel(number))
         if transfer.course.state is Moving.ENDED:
@@ -275,6 +285,17 @@ class Outstanding:
     def busy(self) -> bool:
         """Whether something is awaited of the session."""
         return bool(self._questions or self._flying)
+
+    @property
+    def cramped(self) -> bool:
+        """Whether the session is of no use for more, and nothing is awaited of it."""
+        return self.receiver is not None and not self.receiver.has_room and not self.busy
+
+    @property
+    def stuck(self) -> bool:
+        """Whether reads of it were ended long ago and go on: the peer hangs."""
+        now = self._loop.clock()
+        return any(now >= transfer.stuck_from for transfer in self._transfers.values())
 
     @property
     def empty(self) -> bool:

@@ -127,6 +127,11 @@ class Peer:
     def _ready(self, wanted: Ask | Load) -> bool:
         """Whether the session is open. If not, ``wanted`` waits for it, or fails."""
         now = self._us.loop.clock()
+        if self._outstanding.stuck:
+            self._fail(wanted, Failure(Kind.IO, f"reads from {self} do not end"))
+            return False
+        if self._outstanding.cramped:  # by way of another transport there is room
+            self._on(Heard.IDLE, "its data transport has no room left here")
         if self._course is None:
             if not self._breaker.admit(now):
                 self._fail(wanted, Failure(Kind.IO, f"{self} is left alone for a while"))
@@ -199,7 +204,7 @@ class Peer:
             who.namespace,
             protocol.groups_of(who.layout),
             who.label,
-            tuple(transport.name for transport in self._us.transports),
+            tuple(transport.name for transport in self._us.transports if transport.has_room),
         )
         self._line.send(protocol.encode(hello, self._nonce))
 

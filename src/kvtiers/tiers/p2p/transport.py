@@ -55,6 +55,10 @@ class Receiver(Protocol):
     def forget(self, transfer: int) -> None:
         """All chunks of ``transfer`` arrived, or will not come: none may come from now on."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be told to expect more: what could not be stopped keeps little memory."""
+
     def close(self) -> None:
         """Give everything back. Caller guarantees: every transfer was stopped or forgotten.
 
@@ -85,6 +89,10 @@ class Transport(Protocol):
     """Both ends of one kind, for one engine."""
 
     name: bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be used for more: what could not be stopped keeps little memory."""
 
     def send_to(self, calls: Sent) -> Sender:
         """The producer's end of a new session."""

@@ -97,6 +97,7 @@ class Writer:
         self.expected: dict = {}
         self.reading: list[tuple[int, int, int, int]] = []
         self.closed = False
+        self.has_room = True
 
     def receive_from(self, host, offer, calls):
         self.calls = calls
@@ -355,6 +356,50 @@ def test_it_is_in_use_too_when_the_session_ends(session, stage):
     session.writer.calls.stopped(fetch.transfer)
     assert session.take() == [Released(job)]
     assert session.peer.idle
+
+
+def test_a_peer_whose_reads_do_not_end_is_given_none(session):
+    """Not in a later session either; others are asked as ever."""
+    session.load((A,))
+    (fetch,) = session.said(p.Fetch)
+    session.hear(p.ChunkReady(fetch.transfer, ((0, 64, 1),)))
+    assert late(session).memory_in_use
+    session.load((B,))
+    assert len(session.said(p.Fetch)) == 2, "it may end any moment"
+    session.time.go(1.0)
+    session.take()
+    for stage in ("in this session", "after it"):
+        job, asked = session.load((B,)), session.ask((B,))
+        loaded, answered = session.take()
+        assert (loaded.job, answered.number) == (job, asked)
+        assert "do not end" in loaded.failed[B].words
+        assert answered.found == {B: False}
+        if stage == "in this session":
+            session.hear(p.Goodbye())
+            session.take()
+    session.writer.calls.stopped(fetch.transfer)
+    session.load((A,))
+    session.open()
+    assert session.said(p.Fetch)
+
+
+def test_nothing_is_begun_while_reads_from_others_keep_too_much(session):
+    session.ask((B,))
+    session.writer.has_room = False
+    session.load((A,))
+    assert session.said(p.Fetch) == []
+    (loaded,) = session.take()
+    assert not loaded.memory_in_use
+    assert "keep too much of host memory" in loaded.failed[A].words
+
+
+def test_a_session_whose_transport_has_no_room_makes_place_for_one_over_another(session):
+    session.writer.has_room = False
+    before = session.line
+    session.load((A,))
+    assert [type(m) for m in before.said[-1:]] == [p.Goodbye]
+    session.named()
+    assert session.said(p.Hello)[0].transports == ()
 
 
 def test_what_can_be_read_too_late_is_not_read(session):

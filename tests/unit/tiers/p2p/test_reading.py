@@ -137,6 +137,7 @@ class Bench:
         until(lambda: self.agent.states)
         for handle in self.agent.states:
             self.agent.states[handle] = state
+        self.loop.now += reading._LOOK_AFTER_STUCK_S
         self.read()
 
 
@@ -145,6 +146,7 @@ def bench():
     made = Bench()
     yield made
     made.agent.all_end = True
+    made.loop.now += reading._LOOK_AFTER_STUCK_S
     made.transport.close()
     assert made.agent.said[-1] == "deregister"
     assert not made.threads[0].is_alive()
@@ -191,6 +193,7 @@ def test_what_is_being_read_when_it_is_stopped_stops_later(bench):
     bench.expect(1, 1)
     bench.expect(2, 1)
     bench.receiver.ready(1, [bench.row(0)])
+    until(lambda: bench.agent.states)
     assert bench.receiver.stop(1) is False
     assert bench.receiver.stop(2) is True
     bench.receiver.close()
@@ -199,6 +202,49 @@ def test_what_is_being_read_when_it_is_stopped_stops_later(bench):
     bench.end()
     assert bench.said == [("stopped", 1)]
     until(lambda: "remove" in bench.agent.said)
+
+
+def test_with_too_much_stuck_nothing_more_may_be_expected(bench):
+    """Of 24 KiB an eighth may be."""
+    views = [memoryview(bytearray(2048)) for _ in range(2)]
+    for transfer in (1, 2):
+        bench.receiver.expect(transfer, views)
+        bench.receiver.ready(transfer, [(0, bench.start_address, 0)])
+    other = bench.transport.receive_from("", bench.offer, bench.receiver._calls)
+    until(lambda: len(bench.agent.states) == 2)
+    bench.receiver.stop(1)
+    assert other.has_room
+    bench.receiver.stop(2)
+    assert not other.has_room
+    other.close()
+    bench.receiver.close()
+    bench.end()
+    until(lambda: (bench.loop.turn(), bench.receiver.has_room)[1])
+    bench.receiver.check()
+    assert bench.receiver._stuck.bytes == 0
+
+
+def test_what_is_read_when_the_engine_stops_keeps_host_memory(monkeypatch, caplog):
+    monkeypatch.setattr(reading, "_JOIN_S", 0.05)
+    kept: list = []
+    monkeypatch.setattr("kvtiers.tiers.p2p.nixl._KEPT", kept)
+    bench = Bench()
+    bench.expect(1, 1)
+    bench.receiver.ready(1, [bench.row(0)])
+    until(lambda: bench.agent.states)
+    bench.receiver.stop(1)
+
+    def time_goes_on(*_):
+        bench.loop.now += 0.01
+        return "PROC"
+
+    bench.agent.get_new_notifs = bench.agent.check_xfer_state = time_goes_on
+    bench.transport.close()
+    assert kept == [bench.transport]
+    assert "deregister" not in bench.agent.said
+    with pytest.raises(BufferError):
+        bench.memory.append(0)
+    assert "it stays until the process ends" in caplog.text
 
 
 def test_an_agent_is_forgotten_with_the_last_session_that_reads_from_it(bench):
@@ -223,12 +269,14 @@ def test_memory_that_nixl_does_not_take_is_refused():
 
 
 def test_reads_are_cut_where_they_get_long():
-    chunks = [Chunk(n, memoryview(bytes(3 << 20)), 0, 0, 0) for n in range(5)]
+    chunks = [Chunk(n, memoryview(b""), 3 << 20, 0, 0, 0) for n in range(5)]
     assert [[c.place for c in part] for part in _parts(chunks)] == [[0, 1], [2, 3], [4]]
     assert _parts([]) == []
 
 
 # -- the thread -----------------------------------------------------------------------------------
+
+CHUNK = Chunk(0, memoryview(b"x"), 1, 0, 0, 0)
 
 
 class Script:
@@ -248,7 +296,7 @@ class Script:
         raise Empty
 
 
-def waits(agent, *items, ended=lambda why: None):
+def waits(agent, *items):
     """How long the thread waits each time: None for as long as nothing happens."""
     time = Time()
     script = Script(time, *items, None)
@@ -278,7 +326,7 @@ def test_while_chunks_are_lent_it_looks_after_nixl_for_others():
 
 def test_a_read_is_looked_after_until_it_ended():
     agent, said = Agent(), []
-    read = Read(b"agent", [Chunk(0, memoryview(b"x"), 0, 0, 0)], said.append)
+    read = Read(b"agent", [CHUNK], lambda read, why: said.append(why))
 
     class Ending(Script):
         def get(self, timeout=None):
@@ -291,6 +339,68 @@ def test_a_read_is_looked_after_until_it_ended():
     Reader(agent, time.clock, script).run()
     assert script.waits == [None, 0.0, reading._LOOK_EVERY_S, reading._LOOK_EVERY_S, None]
     assert said == [""]
+
+
+def stuck_read(said: list) -> Read:
+    read = Read(b"agent", [CHUNK], lambda read, why: said.append(why))
+    read.wanted = False
+    return read
+
+
+class HangsFrom(Script):
+    """Nobody waits for ``read`` any more once it was begun."""
+
+    def __init__(self, time: Time, read: Read, *items) -> None:
+        super().__init__(time, read, *items)
+        self.read = read
+
+    def get(self, timeout=None):
+        if len(self.waits) == 1:
+            self.read.wanted = False
+        return super().get(timeout)
+
+
+def hang(*items):
+    """How long the thread waits each time beside a read that does not end; it and its agent."""
+    time, agent = Time(), Agent()
+    script = HangsFrom(time, Read(b"agent", [CHUNK], lambda read, why: None), *items, None)
+    reader = Reader(agent, time.clock, script)
+    agent.looks = []
+    look = agent.check_xfer_state
+    agent.check_xfer_state = lambda handle: (agent.looks.append(time.now), look(handle))[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading.time, "sleep", lambda s: setattr(time, "now", time.now + s))
+        reader.run()
+    reader.check()
+    return script.waits, reader, agent
+
+
+def test_a_read_that_does_not_end_is_looked_after_ever_more_rarely():
+    told, *_ = hang(*[Empty] * 30)
+    pauses = [min(reading._LOOK_EVERY_S * 2**n, reading._LOOK_AFTER_STUCK_S) for n in range(29)]
+    assert told[2:-1] == pytest.approx(pauses[: len(told) - 3])
+    assert told[-1] == pytest.approx(reading._LOOK_AFTER_STUCK_S)
+
+
+def test_nor_does_it_keep_others_waiting_or_get_looked_after_with_them():
+    _, _, agent = hang(Lent(1), *[Empty] * 2000)
+    assert agent.looked > 1500
+    assert len(agent.looks) < 150
+
+
+def test_at_the_end_its_producer_is_not_forgotten():
+    """UCX would write all the same, and NIXL say that it does not."""
+    _, reader, agent = hang(Empty)
+    assert reader.active
+    assert "remove" not in agent.said
+    assert "release" not in agent.said
+
+
+def test_a_read_that_nobody_waits_for_is_not_begun():
+    agent, said = Agent(), []
+    assert waits(agent, stuck_read(said)) == [None, None]
+    assert agent.handles == 0
+    assert said == ["nobody waits for it"]
 
 
 @pytest.mark.parametrize("work", [Lent(0, lingers=True), Forget(b"unknown")])
