@@ -1,8 +1,9 @@
 """What ``doctor`` looks at of a ``p2p`` tier: whether it would answer peers."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from socket import create_server
 
 from kvtiers.cli.verdicts import Check, Grade
@@ -13,7 +14,7 @@ from kvtiers.tiers.p2p.options import P2POptions
 
 
 def check_peers(specs: Sequence[TierSpec]) -> Iterator[Check]:
-    """Address and keys of each such tier, as an engine's first replica takes them."""
+    """Address, keys and transport of each such tier, as an engine's first replica takes them."""
     for spec in specs:
         if spec.type == "p2p" and spec.module_path is None:
             yield _check(parse(P2POptions, spec.options).placed(0, os.environ))
@@ -21,6 +22,7 @@ def check_peers(specs: Sequence[TierSpec]) -> Iterator[Check]:
 
 def _check(options: P2POptions) -> Check:
     try:
+        from kvtiers.tiers.p2p.nixl import new_agent
         from kvtiers.tiers.p2p.security import bind_address, security_of
     except ImportError:
         remedy = "pip install 'kvtiers[p2p]', or pyzmq"
@@ -28,6 +30,9 @@ def _check(options: P2POptions) -> Check:
     try:
         address = bind_address(options)
         security_of(options)
+        if options.transport == "nixl":
+            with redirect_stdout(sys.stderr):  # where NIXL would tell of itself
+                new_agent(options.backends, options.num_threads)  # which ends at once
     except ConfigError as e:
         return Check("peers", Grade.FAIL, "an engine refuses to start", str(e))
     try:

@@ -546,6 +546,9 @@ def test_eviction_is_held_against_that_of_engines_that_live(tier):
     good(kvtiers("doctor", "--config", json.dumps(own)))
 
 
+BY_NIXL = {"transport": "nixl", "plaintext_data": True}
+
+
 @pytest.mark.parametrize(
     ("options", "grade", "told"),
     [
@@ -556,6 +559,8 @@ def test_eviction_is_held_against_that_of_engines_that_live(tier):
             "fail",
             "cannot be read: No such file",
         ),
+        ({"port": 0, **BY_NIXL}, "ok", "answers at 127.0.0.1"),
+        ({"port": 0, **BY_NIXL, "backends": ["NOPE"]}, "fail", "backends name NOPE: NIXL has "),
     ],
 )
 def test_a_tier_of_peers_is_asked_what_an_engine_asks(options, grade, told):

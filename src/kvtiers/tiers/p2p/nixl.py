@@ -44,15 +44,23 @@ def new_agent(backends: Sequence[str], num_threads: int) -> Any:
         from nixl._api import nixl_agent, nixl_agent_config
     except ImportError as e:
         raise ConfigError(
-            f"transport is nixl, which is not installed ({e}): pip install nixl", key="transport"
+            f"transport is nixl, which is not installed ({e}): pip install nixl, "
+            "or use transport tcp",
+            key="transport",
         ) from e
     try:
         config = nixl_agent_config(
             enable_prog_thread=False, backends=list(backends), num_threads=num_threads
         )
-        return nixl_agent(f"kvtiers-{uuid.uuid4()}", config)
+        agent = nixl_agent(f"kvtiers-{uuid.uuid4()}", config)
     except Exception as e:
         raise ConfigError(f"transport is nixl, which does not start: {e}", key="transport") from e
+    missing = [name for name in backends if name not in agent.backends]
+    if missing or not backends:
+        have = ", ".join(agent.get_plugin_list())
+        words = f"backends name {', '.join(missing) or 'none'}: NIXL has {have} here"
+        raise ConfigError(words, key="backends")
+    return agent
 
 
 _KEPT: list["NixlTransport"] = []

@@ -1,11 +1,15 @@
 """NIXL and UCX, on whatever this machine has: the consumer reads the producer's memory."""
 
+import sys
+import threading
 import time
 
 import pytest
 
 from kvtiers.chunks import Lookup
+from kvtiers.errors import ConfigError
 from kvtiers.tiers.addresses import address_of
+from kvtiers.tiers.p2p.nixl import new_agent
 from tests.unit.tiers.p2p.engines import QUICK, Engine, engines, keys, source, until, with_options
 from tests.unit.tiers.p2p.test_killed import BIG, bytes_landed, child, look
 from tests.unit.tiers.p2p.test_killed import NAMES as BIG_NAMES
@@ -168,6 +172,22 @@ def _produce(pipe, port: int) -> None:
     engine.store(BIG_NAMES)
     pipe.send(engine.port)
     pipe.recv()
+
+
+@pytest.mark.parametrize("backends", [("NOPE",), ("UCX", "NOPE"), ()])
+def test_backends_that_there_are_not_are_refused(backends):
+    with pytest.raises(ConfigError, match=r"backends name (NOPE|none): NIXL has .*UCX.* here"):
+        new_agent(backends, 0)
+
+
+def test_without_nixl_it_is_refused_in_words_that_say_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    with pytest.raises(ConfigError) as caught:
+        Engine(options=BY_NIXL)
+    said = str(caught.value)
+    assert said.startswith("transport is nixl, which is not installed (")
+    assert said.endswith("): pip install nixl, or use transport tcp")
+    assert not [t for t in threading.enumerate() if t.name.startswith("kvtiers-p2p")]
 
 
 def test_addresses():
