@@ -1,15 +1,17 @@
 """Bulk data by NIXL: the consumer reads chunks out of the producer's host memory.
 
 The producer says where a pinned chunk lies and what the XXH3-64 of its bytes is; the consumer reads
-it into the slot, sums it, and says that it need not be kept. So nothing is ever written by another.
-What UCX chooses below (RDMA, shared memory, TCP) is UCX's affair, and so is where it listens: that
-is neither loopback nor authenticated by us, see decision 0022.
+it into the slot, sums it, and says that it need not be kept. No engine of ours writes another's
+memory; but UCX would let it: over TCP and shared memory whoever is let in can write all memory of
+the process, registered or not. What UCX chooses below is UCX's affair, and so is where it listens:
+that is neither loopback nor authenticated by us, see decision 0022.
 
 NIXL's own thread would spin for ever, so it is not started. One of ours does its work, as long as
 something is being read, here or by others (``reading.py``); the control plane says when that is.
 """
 
 import logging
+import os
 import struct
 import threading
 import uuid
@@ -31,6 +33,10 @@ _log = logging.getLogger("kvtiers")
 
 _OFFER = struct.Struct("<QQ")
 _CLOSE_S = 3.0
+_TRUST = (
+    "p2p: transport is nixl, by which peers can write this process's memory, too, and UCX listens "
+    "on %s (UCX_NET_DEVICES): let nobody else be on that network, or use transport tcp"
+)
 _MOST_STUCK = 8
 """Reads that do not end keep at most about this part of host memory: one of so many."""
 
@@ -98,6 +104,7 @@ class NixlTransport:
             ) from e
         self._offer = _OFFER.pack(address, memory.nbytes) + metadata
         self._agent = agent
+        _log.warning(_TRUST, os.environ.get("UCX_NET_DEVICES", "all network devices"))
         self._stuck = Stuck(memory.nbytes // _MOST_STUCK)
         self._users: dict[bytes, int] = {}
         """Sessions that read from a producer's agent."""

@@ -35,7 +35,8 @@ class P2POptions:
     """Port of the data connections; 0: any. The index is added here too, unless it is 0."""
     transport: Literal["tcp", "nixl"] = "tcp"
     """How chunks travel: over TCP connections; or by NIXL, with TCP for peers that do not have it.
-    NIXL listens wherever UCX does, and asks nobody who he is: it needs ``plaintext_data``."""
+    NIXL listens wherever UCX does, asks nobody who he is, and lets peers write this process's
+    memory: it needs ``plaintext_data``, and a network that only engines you trust are on."""
     backends: tuple[str, ...] = option(
         Reader("a list of strings", _strings), "Backends of NIXL.", ("UCX",)
     )
@@ -101,8 +102,8 @@ class P2POptions:
         require(
             self.transport == "tcp" or self.plaintext_data,
             "plaintext_data",
-            "is false, but NIXL encrypts nothing and listens beyond this machine: set it if nobody "
-            "else is on that network, or use transport tcp",
+            "is false, but NIXL encrypts nothing, listens beyond this machine and lets peers write "
+            "this process's memory: set it if nobody else is on that network, or use transport tcp",
         )
         require(
             self.keys is None or bool(self.allowed_peers),

@@ -2,8 +2,8 @@
 
 All calls are made on the I/O thread and must not block; what happens is told by calling back on the
 same thread. A transport is either side's; of one session the producer has a ``Sender`` and the
-consumer a ``Receiver``. Nobody writes into another's memory: either bytes come over a connection
-and the consumer puts them where they belong, or it reads them out of the producer's memory.
+consumer a ``Receiver``. Nobody of ours writes into another's memory: either bytes come over a
+connection and the consumer puts them where they belong, or it reads them out of the producer's.
 """
 
 from collections.abc import Callable, Sequence

@@ -261,6 +261,14 @@ def test_an_offer_that_is_none_is_a_lie(bench, offer):
         bench.transport.receive_from("", offer, bench.receiver._calls)
 
 
+def test_at_the_start_it_says_whom_it_trusts(bench, monkeypatch, caplog):
+    monkeypatch.setenv("UCX_NET_DEVICES", "eth7")
+    Bench().transport.close()
+    (line,) = [r.getMessage() for r in caplog.records if "transport is nixl" in r.getMessage()]
+    assert "peers can write this process's memory" in line
+    assert "UCX listens on eth7" in line
+
+
 def test_memory_that_nixl_does_not_take_is_refused():
     agent = Agent()
     agent.fails = "register"
