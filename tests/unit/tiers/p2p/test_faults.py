@@ -6,7 +6,7 @@ import time
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from kvtiers.chunks import Lookup
+from kvtiers.chunks import Lookup, Namespace
 from kvtiers.tiers.breaker import State
 from kvtiers.tiers.p2p import protocol as p
 from kvtiers.tiers.p2p.frames import HEADER
@@ -39,33 +39,67 @@ def pulled(engine: Engine, params: dict, seconds: float = 10.0) -> list[Lookup]:
 
 # -- a message of each kind is lost ---------------------------------------------------------------
 
-COSTS_NOTHING = (p.Finished, p.Goodbye, p.TransferDone)
-LOST = sorted(
-    (cls for cls in p._BODIES if cls not in (p.Refuse, p.Cancel, p.ChunkReady, p.Taken)),
-    key=lambda cls: cls.__name__,
-)
+COSTS_NOTHING = (p.Finished, p.Goodbye, p.TransferDone, p.Taken)
+NIXL_SAYS = (p.ChunkReady, p.Taken)
+LOST = [
+    pytest.param(kind, transport, id=f"{kind.__name__}-{transport}")
+    for kind in sorted(p._BODIES, key=lambda kind: kind.__name__)
+    for transport in ("tcp", "nixl")
+    if kind not in (p.Refuse, p.Cancel) and (transport == "nixl" or kind not in NIXL_SAYS)
+]
+"""A refusal and a cancel, which such a session does not say, have tests of their own."""
+
+
+def by(transport: str, **changes: object):
+    return with_options(transport=transport, plaintext_data=True, **changes)
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("kind", LOST, ids=lambda cls: cls.__name__)
-def test_a_message_of_each_kind_is_lost(kind, role):
-    with engines() as (a, b), Lossy(a.port, lambda message: type(message) is kind) as between:
-        prefill = a.request({"remote_decoder": {"kv_request_id": "x1"}})
-        a.store(NAMES, prefill)
-        a.manager.on_request_finished(prefill)
-        verdicts = pulled(b, source(between, key=role))
-        if kind in (p.Ping, p.Pong):
-            until(lambda: not b.on_io(lambda: b.endpoint._peers["127.0.0.1", between.port]._course))
-        else:
-            assert verdicts == (HITS if kind in COSTS_NOTHING else MISSES)
-        until(lambda: between.lost or kind is p.Goodbye)
-        assert pulled(b, source(a, "x2")) == HITS  # nobody else notices
-        until(lambda: not a.parent._pins)
+@pytest.mark.parametrize(("kind", "transport"), LOST)
+def test_a_message_of_each_kind_is_lost(kind, transport, role):
+    greets = kind in (p.Hello, p.HelloAck)
+    with (
+        engines(options=by(transport, handshake_deadline_s=1.0 if greets else 10.0)) as (a, b),
+        Lossy(a.port, lambda message: type(message) is kind) as between,
+    ):
+        _is_lost(kind, role, a, b, between)
+
+
+def _is_lost(kind, role, a, b, between):
+    prefill = a.request({"remote_decoder": {"kv_request_id": "x1"}})
+    a.store(NAMES, prefill)
+    a.manager.on_request_finished(prefill)
+    verdicts = pulled(b, source(between, key=role))
+    if kind in (p.Ping, p.Pong):
+        until(lambda: not b.on_io(lambda: b.endpoint._peers["127.0.0.1", between.port]._course))
+    else:
+        assert verdicts == (HITS if kind in COSTS_NOTHING else MISSES)
+    until(lambda: between.lost or kind is p.Goodbye)
+    assert pulled(b, source(a, "x2")) == HITS  # nobody else notices
+    until(lambda: not a.parent._pins)
+    a.rest()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "nixl"])
+def test_a_refusal_that_is_lost(transport):
+    """At the end of the handshake's patience it is as if nobody were there."""
+    options = by(transport, handshake_deadline_s=0.5)
+    other = Namespace({"model": "another"})
+    with (
+        engines(1, options=options) as (a,),
+        engines(1, options=options, namespace=other) as (b,),
+        Lossy(a.port, lambda message: type(message) is p.Refuse) as between,
+    ):
+        assert pulled(b, source(between)) == MISSES
+        assert [type(message) for message in between.lost] == [p.Refuse]
+        peer = b.endpoint._peers["127.0.0.1", between.port]
+        assert b.on_io(lambda: (peer._course, peer._breaker.state)) == (None, State.OPEN)
         a.rest()
 
 
-def test_a_cancel_that_is_lost():
-    options = with_options(load_deadline_s=0.5, park_deadline_s=0.5, lookup_deadline_s=0.2)
+@pytest.mark.parametrize("transport", ["tcp", "nixl"])
+def test_a_cancel_that_is_lost(transport):
+    options = by(transport, load_deadline_s=0.5, park_deadline_s=0.5, lookup_deadline_s=0.2)
     with engines(options=options) as (a, b):
         with Lossy(a.port, lambda message: type(message) is p.Cancel) as between:
             assert pulled(b, source(between, "never", "remote_prefiller")) == MISSES

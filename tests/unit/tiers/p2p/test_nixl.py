@@ -13,7 +13,7 @@ from kvtiers.tiers.p2p.nixl import new_agent
 from tests.unit.tiers.p2p.engines import QUICK, Engine, engines, keys, source, until, with_options
 from tests.unit.tiers.p2p.test_killed import BIG, bytes_landed, child, look
 from tests.unit.tiers.p2p.test_killed import NAMES as BIG_NAMES
-from tests.unit.tiers.p2p.test_pull import _look
+from tests.unit.tiers.p2p.test_pull import _look, came_in
 
 BY_NIXL = with_options(transport="nixl", plaintext_data=True, load_deadline_s=20.0)
 NAMES = keys(40)
@@ -97,7 +97,8 @@ def test_decode_reads_while_prefill_runs(pair):
     prefill = a.request({"remote_decoder": {"kv_request_id": "pd"}})
     decode = b.request(source(a, "pd", "remote_prefiller"))
     a.store(names[:4], prefill)
-    until(lambda: (_look(b, names, decode), b.tier._jobs)[1])
+    until(lambda: (_look(b, names, decode), came_in(b, names[:4]))[1])
+    assert came_in(b, names) is False
     a.store(names[4:], prefill)
     a.manager.on_request_finished(prefill)
     assert b.pull(names, decode) == [Lookup.HIT] * 8

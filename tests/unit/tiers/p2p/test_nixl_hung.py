@@ -31,6 +31,28 @@ def _produce(pipe, port: int) -> None:
     pipe.recv()
 
 
+def _let_go(pipe, port: int) -> None:
+    """A producer that says when nothing is kept for peers."""
+    engine = Engine(slots=32, layout=BIG, options=BY_NIXL)
+    engine.store(NAMES)
+    pipe.send(engine.port)
+    pipe.recv()
+    until(lambda: not engine.parent._pins)
+    engine.manager.check()
+    engine.parent.check()
+    pipe.send("let go")
+    pipe.recv()
+
+
+def _consume(pipe, port: int) -> None:
+    engine = Engine(slots=32, layout=BIG, options=BY_NIXL)
+    request = engine.request(source(port, "theirs"))
+    until(lambda: (look(engine, request), bytes_landed(engine))[1])
+    pipe.send("reads")
+    engine.pull(NAMES, request)
+    pipe.recv()
+
+
 def _lie(pipe, port: int) -> None:
     """It answers, and never calls UCX."""
     Reader._get_on = lambda self: None
@@ -109,3 +131,25 @@ def test_a_producer_that_answers_and_never_calls_ucx():
     until(lambda: not reader(b).active, seconds=60.0)
     b.rest()
     b.close()
+
+
+@pytest.mark.parametrize("transports", ["tcp", "whatever-there-is"])
+def test_a_consumer_that_is_killed_while_it_reads(transports, monkeypatch):
+    """Its producer lives, serves others, and lets go of what was kept for it."""
+    if transports != "tcp":
+        monkeypatch.delenv("UCX_TLS")
+    with (
+        child(_let_go, 0) as (producer, pipe, port),
+        engines(1, slots=32, layout=BIG, options=BY_NIXL) as (other,),
+    ):
+        with child(_consume, port):
+            pass  # which kills it
+        request = other.request(source(port))
+        assert other.pull(NAMES, request) == [Lookup.HIT] * len(NAMES)
+        other.must_have(NAMES)
+        other.manager.on_request_finished(request)
+        pipe.send("asked whether it let go")
+        assert pipe.poll(60.0)
+        assert pipe.recv() == "let go"
+        assert producer.is_alive()
+        other.rest()
