@@ -17,6 +17,7 @@ from tests.vllm.test_p2p import (
     CHUNKS,
     TOKENS,
     Peer,
+    arrived,
     at,
     device_hit,
     p2p,
@@ -79,9 +80,13 @@ def test_each_reads_what_the_other_has_and_then_both_sleep(one, here, prompt):
 
 
 def test_decode_reads_what_prefill_computes(one, here, prompt):
-    asked = prompt(TOKENS, 3)
+    """What is there of it before it has ended, and then the rest."""
+    asked, half = prompt(TOKENS, 3), 6
+    one.server.ask(asked[: half * 128 + 1])
+    before = arrived(here, one.port)
     end = here.begin(asked, **at(one.port, "remote_prefiller", "pd1"))
-    here.steps(lambda: tier_of(here)._jobs)
+    here.steps(lambda: arrived(here, one.port) == before + half)
+    assert tier_of(here)._jobs, "the rest is waited for"
     prefill(one.server, asked, remote_decoder={"kv_request_id": "pd1"})
     handed_over = end()
     assert here.cached == [CACHED]
