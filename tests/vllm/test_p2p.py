@@ -216,6 +216,20 @@ def test_decode_waits_for_a_prefill_that_comes_after_it_and_holds_no_blocks(one,
     one.server.wait_for(0, "vllm:kv_cache_usage_perc")
 
 
+def test_prefill_holds_no_blocks_when_nobody_has_come_for_its_chunks_yet(one, here, prompt):
+    """Also not of what it has only in host memory for decode, which then has all of it."""
+    asked, port = prompt(TOKENS, 19), tier_of(here).port
+    fetched = {"name": "vllm:prompt_tokens_cached_by_source_total", "source": "p2p"}
+    before = one.server.value(**fetched)
+    (answer,) = here.ask(asked, max_tokens=1, **params(remote_decoder={"kv_request_id": "pd2"}))
+    here.steps(lambda: scheduler_of(here).kv_cache_manager.usage == 0)
+    settle(here)
+    here.forget_device()
+    assert one.server.value(**fetched) == before, "nobody asked"
+    named = at(port, "remote_prefiller", "pd2")["extra_args"]
+    assert one.server.ask(asked, 1, **named) == (answer.tokens, CACHED)
+
+
 def test_what_a_device_hit_left_out_of_host_memory_is_handed_over_too(one, here, prompt):
     """The prefix was computed when nothing was stored of it; of prefill only the rest is new."""
     asked = prompt(TOKENS, 7)
