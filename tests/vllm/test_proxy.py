@@ -16,6 +16,8 @@ from tests.vllm.serving import Server, service
 MODEL = Path(__file__).resolve().parents[2] / ".models" / "SmolLM2-135M-Instruct"
 CHAT = "/v1/chat/completions"
 BLOCK = 128
+LONG_ARTICLES, LONG = 120, 14
+"""Articles of a long question, and blocks that it has at least."""
 PROMPTS = {"name": "vllm:prompt_tokens_total"}
 FROM_PEER = {"name": "vllm:prompt_tokens_cached_by_source_total", "source": "p2p"}
 
@@ -32,7 +34,7 @@ def servers(tmp_path_factory):
         made = []
         for name in ("prefill", "decode"):
             port = free_port()
-            transfer = offload(128e6, secondary_tiers=[{"type": "p2p", "port": port}])
+            transfer = offload(256e6, secondary_tiers=[{"type": "p2p", "port": port}])
             server = Server(MODEL, transfer, logs / name, "--no-skip-tokenizer-init")
             stack.callback(server.stop)
             made.append((server, port))
@@ -133,33 +135,53 @@ def idlest(servers, asked_before):
         time.sleep(0.05)
 
 
-@pytest.mark.timeout(300)
-def test_a_conversation_moves_to_the_idle_engine_faster_than_it_is_computed(servers, symmetric):
-    """Both are measured on the idle engine while the other one is busy with the conversation."""
-    first = asked("plums", 60)
-    asked_before = [server.value(**PROMPTS) for server, _ in servers]
-    answer, usage = streamed(symmetric, first)
-    idle = idlest(servers, asked_before)
-    text = answer[0]
-    turns = [{"role": "assistant", "content": text}, {"role": "user", "content": "Why?"}]
-    second = first | {"messages": first["messages"] + turns, "max_tokens": 1}
+def forget(server):
+    """Take all it has from an engine, once nothing is in use there."""
+    while not server.post("/reset_prefix_cache?reset_external=true")["success"]:
+        time.sleep(0.05)
+
+
+def move(port, idle, first, second, salt):
+    """Seconds of the second turn on the idle engine: moved there, and computed there.
+
+    The other one is busy with the conversation meanwhile.
+    """
+    forget(idle)
     brought = idle.value(**FROM_PEER)
-    with closing(HTTPConnection("127.0.0.1", symmetric, timeout=120)) as busy:
-        long = json.dumps(first | {"max_tokens": 2000, "ignore_eos": True})
+    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as busy:
+        long = json.dumps(first | {"max_tokens": 1500, "ignore_eos": True})
         busy.request("POST", CHAT, long, {"Content-Type": "application/json"})
         assert busy.getresponse().read(1), "it is being answered"
         began = time.perf_counter()
-        moved, told = streamed(symmetric, second)
+        moved, told = streamed(port, second)
         moved_s = time.perf_counter() - began
-        streamed(idle.port, second | {"cache_salt": "computed anew"})
+        streamed(idle.port, second | {"cache_salt": salt})
         computed_s = time.perf_counter() - began - moved_s
     cached = told["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= usage["prompt_tokens"] // BLOCK * BLOCK > 4 * BLOCK
+    assert cached >= LONG * BLOCK
     idle.wait_for(brought + cached, **FROM_PEER)
-    assert moved_s < 0.6 * computed_s, f"{moved_s:.2f} s, computed in {computed_s:.2f} s"
     hit, told = streamed(idle.port, second)
     assert told["prompt_tokens_details"]["cached_tokens"] == cached, "a device hit of that length"
     assert hit == moved
+    return moved_s, computed_s
+
+
+@pytest.mark.timeout(400)
+def test_a_conversation_moves_to_the_idle_engine_faster_than_it_is_computed(servers, symmetric):
+    """There and back again. What else the machine does only adds, so the shortest times count."""
+    first = asked("plums", LONG_ARTICLES)
+    asked_before = [server.value(**PROMPTS) for server, _ in servers]
+    (text, *_), _ = streamed(symmetric, first)
+    idle = idlest(servers, asked_before)
+    busy = next(server for server, _ in servers if server is not idle)
+    turns = [{"role": "assistant", "content": text}, {"role": "user", "content": "Why?"}]
+    second = first | {"messages": first["messages"] + turns, "max_tokens": 1}
+    rounds = []
+    for n in range(3):
+        rounds.append(move(symmetric, idle, first, second, f"anew {n}"))
+        idle, busy = busy, idle  # it was moved
+    moved_s, computed_s = map(min, zip(*rounds, strict=True))
+    assert moved_s < 0.6 * computed_s, f"seconds moved and computed: {rounds}"
 
 
 @pytest.mark.timeout(300)
