@@ -54,9 +54,9 @@ REST_S = 30.0
 LANES = 16
 """Lanes of the tier that may read; its defaults."""
 ENGINE_PAUSE_S = 0.001
-"""vLLM's engine process pauses this long after a step that ran no model while a request waits
-(``EngineCoreProc._process_engine_step``), so that other threads get the interpreter lock. An engine
-in the caller's process has no such loop: the one here does the same."""
+"""vLLM's engine process pauses this long after a step that ran no model while a request waits, or
+something is in flight (``EngineCoreProc._process_engine_step``), so that other threads get the
+interpreter lock. An engine in the caller's process has no such loop: the one here does the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,7 @@ class Engine:
             if time.monotonic() > until:
                 raise SystemExit(f"the engine does not come to rest: {self.manager!r}")
             self._engine.step()
+            time.sleep(ENGINE_PAUSE_S)
 
     def leave_only(self, place: str) -> None:
         """Let the next prompt find its chunks no nearer than ``place``."""
