@@ -5,8 +5,11 @@
 Two real vLLM on the CPU, a process each, which share its cores; one works at a time. A round has a
 prompt that nobody saw. It is sent to decode, which waits, and to prefill at once; the clock runs
 until decode's first token. Then decode forgets all it has and computes the same prompt itself. It
-stops with an error unless a hit of that gives what prefill elsewhere gave. Prints::
+stops with an error unless a hit of that gives what prefill elsewhere gave. Both processes read one
+clock. Prints::
 
+    TIME p2p.freed <ms from the end of prefill until it holds no block of its device>
+    TIME p2p.taken <ms from the end of prefill until decode holds blocks of its device>
     TIME p2p.ttft <ms with prefill elsewhere, and here>
     RATIO p2p.ttft <the one over the other: median of the rounds>
 """
@@ -16,8 +19,10 @@ import multiprocessing
 import os
 import random
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +34,39 @@ _SPAWN = multiprocessing.get_context("spawn")
 _TIER = {"type": "p2p", "port": 0, "max_pinned_fraction": 1.0}
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one prompt took, in seconds."""
+
+    apart: float
+    """Until decode's first token, with prefill elsewhere."""
+    here: float
+    """Until the first token, computed by decode itself."""
+    freed: float
+    """From the end of prefill until no block of its device was held."""
+    taken: float
+    """From the end of prefill until decode held blocks of its own."""
+
+
 def _port_of(engine: Engine) -> int:
     return int(engine.manager.core.tiers[0].tier.port)
 
 
 def _prefill(pipe: Any, model: str) -> None:
-    """The other engine: computes each prompt that comes through the pipe."""
+    """The other engine: computes each prompt that comes through the pipe, and says when it had its
+    token, and when its device was free.
+    """
     with running(model, _TIER) as engine:
         pipe.send(_port_of(engine))
         while True:
             name, prompt = pipe.recv()
-            engine.ask(prompt, remote_decoder={"kv_request_id": name})
+            engine.ask(prompt, 1, remote_decoder={"kv_request_id": name})
+            ended = time.perf_counter()
+            engine.free()
+            freed = time.perf_counter()
             engine.rest()
             engine.leave_only("host")
+            pipe.send((ended, freed))
 
 
 @contextmanager
@@ -66,18 +91,28 @@ def measure(model: str, size: Size) -> None:
             for n in range(size.rounds + 1):
                 prompt = numbers.choices(range(3, engine.vocabulary), k=size.tokens)
                 rounds.append(_round(engine, pipe, port, f"round{n}", prompt))
-        apart, here = zip(*rounds[1:], strict=True)  # the first one warms up
-    words = [f"{statistics.median(times) * 1e3:.1f}" for times in (apart, here)]
-    remark("TIME", "p2p.ttft", f"{' '.join(words)} ms: prefill elsewhere, here")
-    median_of("RATIO", "p2p.ttft", [a / h for a, h in zip(apart, here, strict=True)])
+    report(rounds[1:])  # the first one warms up
 
 
-def _round(
-    engine: Engine, pipe: Any, port: int, name: str, prompt: list[int]
-) -> tuple[float, float]:
+def report(rounds: Sequence[Round]) -> None:
+    """Print the lines."""
+
+    def ms(times: Iterable[float]) -> str:
+        return f"{statistics.median(times) * 1e3:.1f}"
+
+    after = "ms after the end of prefill"
+    remark("TIME", "p2p.freed", f"{ms(r.freed for r in rounds)} {after} its device is free")
+    remark("TIME", "p2p.taken", f"{ms(r.taken for r in rounds)} {after} decode has blocks of its")
+    both = f"{ms(r.apart for r in rounds)} {ms(r.here for r in rounds)}"
+    remark("TIME", "p2p.ttft", f"{both} ms: prefill elsewhere, here")
+    median_of("RATIO", "p2p.ttft", [r.apart / r.here for r in rounds])
+
+
+def _round(engine: Engine, pipe: Any, port: int, name: str, prompt: list[int]) -> Round:
     where = {"kv_request_id": name, "remote_host": "127.0.0.1", "remote_port": port}
     pipe.send((name, prompt))
     apart = engine.ask(prompt, remote_prefiller=where)
+    ended, freed = pipe.recv()
     engine.rest()
     engine.leave_only("disk")
     here = engine.ask(prompt)
@@ -86,7 +121,7 @@ def _round(
     engine.leave_only("disk")
     if (apart.tokens, apart.cached) != (hit.tokens, hit.cached) or here.cached or not hit.cached:
         raise SystemExit(f"prefill elsewhere: {apart}, here: {here}, a hit: {hit}")
-    return apart.seconds, here.seconds
+    return Round(apart.seconds, here.seconds, freed - ended, apart.taken - ended)
 
 
 def main() -> None:

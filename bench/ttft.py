@@ -2,7 +2,6 @@
 
     python -m bench.ttft --model DIR [--rounds 9] [--tokens 2000] [--threads N] [--root DIR]
                          [--layout files|log]
-                         [--layout files|log]
 
 A real vLLM on the CPU, engine and worker in this process, one request at a time. A round asks for
 the same prompt three times, in an order that turns: with its blocks in the device's prefix cache;
@@ -25,7 +24,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,9 +54,9 @@ REST_S = 30.0
 LANES = 16
 """Lanes of the tier that may read; its defaults."""
 ENGINE_PAUSE_S = 0.001
-"""vLLM's engine process pauses this long after a step that ran no model while a request waits
-(``EngineCoreProc._process_engine_step``), so that other threads get the interpreter lock. An engine
-in the caller's process has no such loop: the one here does the same."""
+"""vLLM's engine process pauses this long after a step that ran no model while a request waits, or
+something is in flight (``EngineCoreProc._process_engine_step``), so that other threads get the
+interpreter lock. An engine in the caller's process has no such loop: the one here does the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +79,8 @@ class Answer:
     tokens: tuple[int, ...]
     cached: int
     """Tokens of the prompt that were not computed."""
+    taken: float
+    """When it first held blocks of the device, on ``time.perf_counter``."""
 
 
 class Engine:
@@ -105,37 +106,55 @@ class Engine:
         self.vocabulary: int = self._engine.model_config.get_vocab_size()
         self._asked = 0
 
-    def ask(self, prompt: Sequence[int], **roles: Any) -> Answer:
+    def ask(self, prompt: Sequence[int], max_tokens: int = 4, **roles: Any) -> Answer:
         """Run one prompt to its end; ``roles`` are its ``kv_transfer_params``."""
         from vllm import SamplingParams
 
-        params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
+        params = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+        )
         params.extra_args = {"kv_transfer_params": roles} if roles else None
         self._asked += 1
         outputs: list[Any] = []
         began = time.perf_counter()
-        first = 0.0
+        first = taken = 0.0
         self._engine.add_request(str(self._asked), {"prompt_token_ids": list(prompt)}, params)
         while self._engine.has_unfinished_requests():
             outputs += self._engine.step()
+            if self.usage and not taken:
+                taken = time.perf_counter()
             if outputs and not first:
                 first = time.perf_counter() - began
             elif not outputs:
                 time.sleep(ENGINE_PAUSE_S)
-        return Answer(first, tuple(outputs[-1].outputs[0].token_ids), outputs[-1].num_cached_tokens)
+        tokens = tuple(outputs[-1].outputs[0].token_ids)
+        return Answer(first, tokens, outputs[-1].num_cached_tokens, taken)
+
+    def free(self) -> None:
+        """Step until no block of the device is held any more."""
+        self._step_while(lambda: self.usage > 0)
 
     def rest(self) -> None:
         """Step until nothing is in flight."""
+        self._step_while(self._scheduler.connector.has_pending_push_work)
+
+    def _step_while(self, busy: Callable[[], bool]) -> None:
         until = time.monotonic() + REST_S
-        while self._scheduler.connector.has_pending_push_work():
+        while busy():
             if time.monotonic() > until:
                 raise SystemExit(f"the engine does not come to rest: {self.manager!r}")
             self._engine.step()
+            time.sleep(ENGINE_PAUSE_S)
 
     def leave_only(self, place: str) -> None:
         """Let the next prompt find its chunks no nearer than ``place``."""
         if place != "device" and not self.llm.reset_prefix_cache(reset_connector=place == "disk"):
             raise SystemExit("the device's prefix cache could not be reset")
+
+    @property
+    def usage(self) -> float:
+        """The share of the device's blocks that requests hold."""
+        return float(self._scheduler.kv_cache_manager.usage)
 
     @property
     def manager(self) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import math
 import os
 import time
@@ -59,6 +60,9 @@ class Engine:
         self.llm = llm
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last ``ask``."""
+        self._numbers = itertools.count()
+        self._ended: dict[str, Any] = {}
+        """What was begun and has ended, until it is asked for."""
 
     def ask(self, *prompts: Sequence[int], max_tokens: int = 8, **sampling: Any) -> list[Answer]:
         """Answers in the order of the prompts; they run as one batch."""
@@ -75,23 +79,30 @@ class Engine:
     def begin(
         self, prompt: Sequence[int], max_tokens: int = 8, **sampling: Any
     ) -> Callable[[], Answer]:
-        """Send a prompt; it runs with ``steps``. What is returned runs it to its end."""
+        """Send a prompt; it runs with ``steps``. What is returned runs it to its end.
+
+        Others may be begun before it has ended.
+        """
         from vllm import SamplingParams
 
         params = SamplingParams(
             temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=5, **sampling
         )
-        engine = self.llm.llm_engine
-        engine.add_request("begun", {"prompt_token_ids": list(prompt)}, params)
+        engine, name = self.llm.llm_engine, f"begun{next(self._numbers)}"
+        engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
 
         def end() -> Answer:
-            while True:
-                for output in engine.step():
-                    if output.finished:
-                        self.cached = [output.num_cached_tokens]
-                        return _answer(output.outputs[0])
+            while name not in self._ended:
+                self._step()
+            output = self._ended.pop(name)
+            self.cached = [output.num_cached_tokens]
+            return _answer(output.outputs[0])
 
         return end
+
+    def _step(self) -> None:
+        outputs = self.llm.llm_engine.step()
+        self._ended.update({o.request_id: o for o in outputs if o.finished})
 
     def kv_caches(self) -> list[Any]:
         """The device tensor of each layer, blocks first (one process only)."""
@@ -118,7 +129,7 @@ class Engine:
         end = time.monotonic() + deadline_s
         while not until():
             assert time.monotonic() < end, f"not reached within {deadline_s} s of stepping"
-            self.llm.llm_engine.step()
+            self._step()
 
 
 def _answer(completion: Any) -> Answer:

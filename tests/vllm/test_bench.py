@@ -149,7 +149,9 @@ def test_time_to_first_token_with_prefill_elsewhere(capsys, checkpoint):
     p2p_ttft.measure(str(checkpoint("llama")), ttft.TINY)
     lines = [line for line in capsys.readouterr().out.splitlines() if is_ours(line)]
     assert figures_of(lines).keys() == {"RATIO p2p.ttft"}
-    assert "p2p.ttft" in {name for kind, name, _ in remarks_in(lines) if kind == "TIME"}
+    times = {name: text.split()[0] for kind, name, text in remarks_in(lines) if kind == "TIME"}
+    assert times.keys() == {"p2p.freed", "p2p.taken", "p2p.ttft"}
+    assert 0 <= float(times["p2p.freed"]) < 10_000 > float(times["p2p.taken"])
 
 
 def test_cold_files_can_still_be_read(tmp_path):

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from kvtiers.demo.server import free_port
+from kvtiers.tiers.p2p.peer import Standing
 from tests.vllm.offloading import (
     CHUNK_BYTES,
     PEER_LOOKUP_S,
@@ -108,8 +109,8 @@ def params(**roles):
     return {"extra_args": {"kv_transfer_params": roles}}
 
 
-def at(port, role="remote_kv_source", name="x1"):
-    named = {"kv_request_id": name, "remote_host": "127.0.0.1", "remote_port": port}
+def at(port, role="remote_kv_source", name="x1", host="127.0.0.1"):
+    named = {"kv_request_id": name, "remote_host": host, "remote_port": port}
     return params(**{role: named})
 
 
@@ -201,6 +202,11 @@ def arrived(engine, port):
     return tier_of(engine)._came.chunks + sum(len(transfer.done) for transfer in transfers)
 
 
+def standing(engine, host, port):
+    peer = tier_of(engine)._endpoint._peers.get((host, port))
+    return peer and peer.standing
+
+
 def test_decode_waits_for_a_prefill_that_comes_after_it_and_holds_no_blocks(one, here, prompt):
     """VLLM's own keys: an orchestrator names the request for both."""
     asked = prompt(TOKENS, 6)
@@ -214,6 +220,20 @@ def test_decode_waits_for_a_prefill_that_comes_after_it_and_holds_no_blocks(one,
     settle(here)
     assert device_hit(here, asked, CACHED) == handed_over
     one.server.wait_for(0, "vllm:kv_cache_usage_perc")
+
+
+def test_prefill_holds_no_blocks_when_nobody_has_come_for_its_chunks_yet(one, here, prompt):
+    """Also not of what it has only in host memory for decode, which then has all of it."""
+    asked, port = prompt(TOKENS, 19), tier_of(here).port
+    fetched = {"name": "vllm:prompt_tokens_cached_by_source_total", "source": "p2p"}
+    before = one.server.value(**fetched)
+    (answer,) = here.ask(asked, max_tokens=1, **params(remote_decoder={"kv_request_id": "pd2"}))
+    here.steps(lambda: scheduler_of(here).kv_cache_manager.usage == 0)
+    settle(here)
+    here.forget_device()
+    assert one.server.value(**fetched) == before, "nobody asked"
+    named = at(port, "remote_prefiller", "pd2")["extra_args"]
+    assert one.server.ask(asked, 1, **named) == (answer.tokens, CACHED)
 
 
 def test_what_a_device_hit_left_out_of_host_memory_is_handed_over_too(one, here, prompt):
@@ -388,7 +408,7 @@ def unsent(sender):
 
 
 def test_a_consumer_is_killed_in_the_middle_of_a_transfer(one, again, here, prompt):
-    """It was stopped, so that the connection is full when it dies. The last one here."""
+    """It was stopped, so that the connection is full when it dies."""
     asked, chunks = prompt(3900, 18), 30
     port, parent = tier_of(here)._endpoint.port, serving_of(here)._parent
     fetching = at(port, "remote_prefiller", "cut")["extra_args"]
@@ -405,3 +425,28 @@ def test_a_consumer_is_killed_in_the_middle_of_a_transfer(one, again, here, prom
     parent.check()
     answer = device_hit(here, asked, chunks * 128)
     assert one.server.ask(asked, **at(port)["extra_args"]) == (answer.tokens, chunks * 128)
+
+
+def test_a_producer_is_killed_when_all_came_and_before_the_handshake(one, here, prompt):
+    """Of two requests; a peer that is named in another way is greeted anew. The last one here."""
+    came, asked = prompt(TOKENS, 20), prompt(TOKENS, 21)
+    (computed,) = here.ask(asked)
+    here.ask(came)
+    held = device_hit(here, came, CACHED)
+    here.forget_device(connector=True)
+    one.server.ask(came)
+    before = arrived(here, one.port)
+    with_all = here.begin(came, **at(one.port))
+    here.steps(lambda: arrived(here, one.port) == before + CHUNKS)
+    os.killpg(one.server.process.pid, signal.SIGSTOP)
+    greeting = here.begin(asked, **at(one.port, host="localhost"))
+    here.steps(lambda: standing(here, "localhost", one.port) is Standing.DIALLING)
+    os.killpg(one.server.process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert with_all().tokens == held.tokens  # in one batch with the other, which rounds otherwise
+    assert here.cached == [CACHED]
+    assert greeting().tokens == computed.tokens
+    assert here.cached == [0]
+    assert time.monotonic() - began < 30, "the deadline of a handshake"
+    settle(here)
+    assert standing(here, "localhost", one.port) is Standing.LEFT_ALONE

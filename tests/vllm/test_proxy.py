@@ -1,10 +1,12 @@
 """``kvtiers proxy`` before two real servers: prefill on the one, decode on the other, at once."""
 
 import json
+import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from http.client import HTTPConnection
+from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,13 @@ from tests.vllm.serving import Server, service
 MODEL = Path(__file__).resolve().parents[2] / ".models" / "SmolLM2-135M-Instruct"
 CHAT = "/v1/chat/completions"
 BLOCK = 128
+LONG_ARTICLES, LONG = 120, 14
+"""Articles of a long question, and blocks that it has at least."""
+DEADLINE_S = 60
+"""``park_deadline_s`` of the tier."""
+OPTIONS = ("--no-skip-tokenizer-init", "--max-num-batched-tokens", "512")
+"""A long prompt takes several steps, so that an engine can be killed between them."""
+RUNNING = "vllm:num_requests_running"
 PROMPTS = {"name": "vllm:prompt_tokens_total"}
 FROM_PEER = {"name": "vllm:prompt_tokens_cached_by_source_total", "source": "p2p"}
 
@@ -32,8 +41,8 @@ def servers(tmp_path_factory):
         made = []
         for name in ("prefill", "decode"):
             port = free_port()
-            transfer = offload(128e6, secondary_tiers=[{"type": "p2p", "port": port}])
-            server = Server(MODEL, transfer, logs / name, "--no-skip-tokenizer-init")
+            transfer = offload(256e6, secondary_tiers=[{"type": "p2p", "port": port}])
+            server = Server(MODEL, transfer, logs / name, *OPTIONS)
             stack.callback(server.stop)
             made.append((server, port))
         for server, _ in made:
@@ -133,44 +142,118 @@ def idlest(servers, asked_before):
         time.sleep(0.05)
 
 
-@pytest.mark.timeout(300)
-def test_a_conversation_moves_to_the_idle_engine_faster_than_it_is_computed(servers, symmetric):
-    """Both are measured on the idle engine while the other one is busy with the conversation."""
-    first = asked("plums", 60)
-    asked_before = [server.value(**PROMPTS) for server, _ in servers]
-    answer, usage = streamed(symmetric, first)
-    idle = idlest(servers, asked_before)
-    text = answer[0]
-    turns = [{"role": "assistant", "content": text}, {"role": "user", "content": "Why?"}]
-    second = first | {"messages": first["messages"] + turns, "max_tokens": 1}
+def forget(server):
+    """Take all it has from an engine, once nothing is in use there."""
+    while not server.post("/reset_prefix_cache?reset_external=true")["success"]:
+        time.sleep(0.05)
+
+
+def move(port, idle, first, second, salt):
+    """Seconds of the second turn on the idle engine: moved there, and computed there.
+
+    The other one is busy with the conversation meanwhile.
+    """
+    forget(idle)
     brought = idle.value(**FROM_PEER)
-    with closing(HTTPConnection("127.0.0.1", symmetric, timeout=120)) as busy:
-        long = json.dumps(first | {"max_tokens": 2000, "ignore_eos": True})
+    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as busy:
+        long = json.dumps(first | {"max_tokens": 1500, "ignore_eos": True})
         busy.request("POST", CHAT, long, {"Content-Type": "application/json"})
         assert busy.getresponse().read(1), "it is being answered"
         began = time.perf_counter()
-        moved, told = streamed(symmetric, second)
+        moved, told = streamed(port, second)
         moved_s = time.perf_counter() - began
-        streamed(idle.port, second | {"cache_salt": "computed anew"})
+        streamed(idle.port, second | {"cache_salt": salt})
         computed_s = time.perf_counter() - began - moved_s
     cached = told["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= usage["prompt_tokens"] // BLOCK * BLOCK > 4 * BLOCK
+    assert cached >= LONG * BLOCK
     idle.wait_for(brought + cached, **FROM_PEER)
-    assert moved_s < 0.6 * computed_s, f"{moved_s:.2f} s, computed in {computed_s:.2f} s"
     hit, told = streamed(idle.port, second)
     assert told["prompt_tokens_details"]["cached_tokens"] == cached, "a device hit of that length"
     assert hit == moved
+    return moved_s, computed_s
+
+
+@pytest.mark.timeout(400)
+def test_a_conversation_moves_to_the_idle_engine_faster_than_it_is_computed(servers, symmetric):
+    """There and back again. What else the machine does only adds, so the shortest times count."""
+    first = asked("plums", LONG_ARTICLES)
+    asked_before = [server.value(**PROMPTS) for server, _ in servers]
+    (text, *_), _ = streamed(symmetric, first)
+    idle = idlest(servers, asked_before)
+    busy = next(server for server, _ in servers if server is not idle)
+    turns = [{"role": "assistant", "content": text}, {"role": "user", "content": "Why?"}]
+    second = first | {"messages": first["messages"] + turns, "max_tokens": 1}
+    rounds = []
+    for n in range(3):
+        rounds.append(move(symmetric, idle, first, second, f"anew {n}"))
+        idle, busy = busy, idle  # it was moved
+    moved_s, computed_s = map(min, zip(*rounds, strict=True))
+    assert moved_s < 0.6 * computed_s, f"seconds moved and computed: {rounds}"
+
+
+def counted(port, name):
+    """A number of the proxy's own."""
+    status, text = said(port, "GET", "/metrics")
+    assert status == 200
+    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
+
+
+def said(port, method, path, body=None):
+    with closing(HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)) as connection:
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, body and json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def words(answer):
+    text, tokens, endings = answer
+    return text, [token["token"] for token in tokens], endings
 
 
 @pytest.mark.timeout(300)
-def test_prefill_is_killed_and_decode_answers_all_by_itself(servers, proxy):
-    """The last one here."""
+def test_prefill_is_killed_in_mid_prompt_and_decode_answers_all_by_itself(servers, proxy):
+    """That request, and the next one. Only the last test comes after it."""
     (prefill, _), (decode, _) = servers
-    before = decode.value(**FROM_PEER)
-    prefill.end_by(signal.SIGKILL)
-    answer, usage = streamed(proxy, asked("pears"))
+    long, failed = asked("pears", LONG_ARTICLES), 'kvtiers_proxy_prefills_total{ending="failed"}'
+    assert counted(proxy, failed) == 0
+    with ThreadPoolExecutor(1) as thread:
+        answering = thread.submit(streamed, proxy, long)
+        prefill.wait_for(1, RUNNING)
+        prefill.end_by(signal.SIGKILL)
+        began = time.monotonic()
+        answer, usage = answering.result()
+    assert time.monotonic() - began < DEADLINE_S, "decode would have waited no longer by itself"
+    assert counted(proxy, failed) == 1, "it was killed before it was done"
     assert usage["completion_tokens"] == 8
+    single, _ = streamed(decode.port, long | {"cache_salt": "computed anew"})
+    assert words(single) == words(answer)
+    before, short = decode.value(**FROM_PEER), asked("quinces")
+    answer, _ = streamed(proxy, short)
     assert decode.value(**FROM_PEER) == before
-    single, usage = streamed(decode.port, asked("pears") | {"cache_salt": "computed anew"})
+    single, usage = streamed(decode.port, short | {"cache_salt": "computed anew"})
     assert not (usage["prompt_tokens_details"] or {}).get("cached_tokens")
     assert single == answer
+
+
+@pytest.mark.timeout(300)
+def test_decode_is_killed_in_mid_stream_and_the_client_is_told_by_a_cut(servers, proxy):
+    """Nobody is left, and whoever comes later is told so. The last one here."""
+    _, (decode, _) = servers
+    body = asked("figs") | {"max_tokens": 1500, "ignore_eos": True}
+    with closing(HTTPConnection("127.0.0.1", proxy, timeout=DEADLINE_S)) as connection:
+        connection.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200
+        assert response.read(1), "it is being answered"
+        decode.end_by(signal.SIGKILL)
+        with pytest.raises((IncompleteRead, ConnectionError)) as cut:
+            response.read()
+    assert b"[DONE]" not in getattr(cut.value, "partial", b"")
+    assert counted(proxy, 'kvtiers_proxy_requests_total{ending="broken"}') == 1
+    for _ in range(4):  # three failures in a row, then it is known
+        status, text = said(proxy, "POST", CHAT, body)
+        assert status in (502, 503), text
+        assert json.loads(text)["error"]["message"].endswith(".")
+    assert status == 503
+    assert said(proxy, "GET", "/health")[0] == 503

@@ -27,16 +27,19 @@ TOKENS, CACHED, BLOCK = 2000, 1920, 128
 DEVICE_BLOCKS = 40
 HOST, STORAGE = 0.8, 0.6
 PATIENCE_S = 120
+COMPLETIONS = "/v1/completions"
+FROM_PEER = {"name": "vllm:prompt_tokens_cached_by_source_total", "source": "p2p"}
 
 
 class Engine:
-    """A server with host memory and a disk, and where its events are."""
+    """A server with host memory and a disk, and where its events and its chunks are."""
 
     def __init__(self, name, model, folder, cpu_bytes, capacity_bytes):
         self.name, self.model, self.folder = name, model, folder
-        self.events, self.replay = free_port(), free_port()
-        tier = disk(folder / name, capacity_bytes=capacity_bytes, enable_kv_events=True)
-        self.transfer = offload(cpu_bytes, secondary_tiers=[tier], self_describing_kv_events=True)
+        self.events, self.replay, self.peers = free_port(), free_port(), free_port()
+        tiers = [disk(folder / name, capacity_bytes=capacity_bytes, enable_kv_events=True)]
+        tiers.append({"type": "p2p", "port": self.peers})
+        self.transfer = offload(cpu_bytes, secondary_tiers=tiers, self_describing_kv_events=True)
         self.server = None
 
     def start(self):
@@ -61,6 +64,14 @@ class Engine:
         """Other prompts until nothing else is left on the device."""
         for seed in range(first_seed, first_seed + 3):
             self.server.ask(prompt(TOKENS, seed), 1)
+
+
+def request(port, method, path, body=None):
+    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, body and json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
 
 
 class Router:
@@ -94,11 +105,7 @@ class Router:
             return False
 
     def request(self, method, path, body=None):
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
-            headers = {"Content-Type": "application/json"}
-            connection.request(method, path, body and json.dumps(body), headers)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
+        return request(self.port, method, path, body)
 
     def decisions(self):
         """Worker and credited tokens of each request so far."""
@@ -164,22 +171,53 @@ def indexing(engines):
     return service("index", *options)
 
 
+def fronting(engines, index):
+    """``kvtiers proxy`` before these engines, which asks the index; its port."""
+    options = ["--slack", "0", "--index", f"http://127.0.0.1:{index}", "--index-timeout-s", "30"]
+    for e in engines:
+        options += ["--worker", f"{e.url},p2p=127.0.0.1:{e.peers},pod={e.name}"]
+    return service("proxy", *options)
+
+
 def holders_of(port, tokens):
     """By engine: whether all it said is known, and tokens by medium and owner."""
-    with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
-        headers = {"Content-Type": "application/json"}
-        body = {"token_ids": tokens, "block_size": BLOCK}
-        connection.request("POST", "/lookup", json.dumps(body), headers)
-        response = connection.getresponse()
-        answer = json.loads(response.read())
-        assert response.status == 200, answer
+    status, text = request(port, "POST", "/lookup", {"token_ids": tokens, "block_size": BLOCK})
+    assert status == 200, text
     return {
         pod["pod"]: (
             pod["complete"],
             {(t["medium"], t["ownership"]): t["tokens"] for t in pod["tiers"]},
         )
-        for pod in answer["pods"]
+        for pod in json.loads(text)["pods"]
     }
+
+
+def comes_to_know(port, tokens, expected):
+    end = time.monotonic() + PATIENCE_S
+    while (found := holders_of(port, tokens)) != expected:
+        assert time.monotonic() < end, found
+        time.sleep(0.1)
+
+
+def fetches_from_the_holder_while_that_is_busy(index, holder, idle, held, asked):
+    """Both prompts are held by one engine. It gets the first; the other one fetches the second."""
+    before = idle.server.value(**FROM_PEER)
+    with fronting((idle, holder), index) as proxy:
+        with closing(HTTPConnection("127.0.0.1", proxy, timeout=120)) as busy:
+            long = json.dumps(holder.server.completion(held, 3500, stream=True))
+            busy.request("POST", COMPLETIONS, long, {"Content-Type": "application/json"})
+            assert busy.getresponse().read(1), "it is being answered"
+            body = holder.server.completion(asked, 8)
+            status, text = request(proxy, "POST", COMPLETIONS, body)
+        assert status == 200, text
+        _, counts = request(proxy, "GET", "/metrics")
+    assert 'kvtiers_proxy_index_lookups_total{outcome="found"} 2.0' in counts
+    assert "kvtiers_proxy_sources_named_total 1.0" in counts
+    answer = json.loads(text)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == CACHED
+    idle.server.wait_for(before + CACHED, **FROM_PEER)
+    tokens = tuple(answer["choices"][0]["token_ids"])
+    assert (tokens, CACHED) == idle.server.ask(asked), "a device hit of that length"
 
 
 def credit(part):
@@ -244,7 +282,9 @@ def test_a_conversation_returns_to_the_engine_and_tier_that_hold_it(checkpoint, 
         with indexing((roomy, small)) as port:
             everywhere = {("GPU", ""), ("CPU", ""), ("STORAGE", "1:fs")}
             expected = {"roomy": (True, dict.fromkeys(everywhere, CACHED))}
-            end = time.monotonic() + PATIENCE_S
-            while (found := holders_of(port, ours)) != expected:
-                assert time.monotonic() < end, found
-                time.sleep(0.1)
+            comes_to_know(port, ours, expected)
+
+            # And so does our proxy, which saw none of it.
+            held = prompt(300, 61)
+            comes_to_know(port, held, {"roomy": (True, dict.fromkeys(everywhere, 256))})
+            fetches_from_the_holder_while_that_is_busy(port, roomy, small, held, ours)
