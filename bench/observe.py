@@ -31,6 +31,7 @@ from kvtiers.events import ChunksPrompted, Event
 from kvtiers.host.parts import HostUse
 from kvtiers.metrics import Metrics
 from kvtiers.observe.gauges import Gauges
+from kvtiers.wiring import apart
 
 THERE = BATCH // 2
 IN_A_ROW = 16
@@ -129,6 +130,7 @@ class Watcher:
     def __init__(self, engine: Engine, size: Size) -> None:
         core = engine.side.manager.core
         self._metrics = Metrics()
+        self._tell = apart([self._metrics])
         gauges = Gauges(self._metrics, core.tiers, CHUNK_BYTES, lambda: core.backlogs)
         self._exporter = StatsExporter(self._metrics, gauges)
         for n in range(size.warm_up):
@@ -136,13 +138,13 @@ class Watcher:
 
     def hear(self, told: Sequence[Event | Step]) -> float:
         """Be told; seconds."""
-        metrics, exporter = self._metrics.__call__, self._exporter
+        tell, exporter = self._tell, self._exporter
         began = thread_time()
         for entry in told:
             if type(entry) is Step:
                 exporter.take(entry.use, entry.now, quiet=entry.quiet)
             else:
-                metrics(entry)
+                tell(entry)
         return thread_time() - began
 
 

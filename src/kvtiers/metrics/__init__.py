@@ -4,6 +4,7 @@ Engine-neutral. :mod:`kvtiers.metrics.names` says under which names exporters sh
 only gathered as they come; those of a kind are folded in one go, which costs less than to fold each
 by itself. ``totals`` and ``histograms`` count since the start and may be read on any thread;
 ``take`` hands out what came since its last call, for an exporter that adds it up across processes.
+Ages are told by when events are folded: as exactly as somebody reads often.
 """
 
 import statistics
@@ -45,7 +46,7 @@ _PACES = 15
 """Steps that computed prompts, of whose pace the median is taken."""
 _MAX_UNTAKEN = 4096
 """Values of one kind that are kept for ``take``; where nobody takes, the histograms have them."""
-_SETTLE_AT = 128
+_FOLD_AT = 128
 """Events of one kind that wait to be folded."""
 
 
@@ -85,10 +86,7 @@ class Metrics:
         """Counters when they were last taken."""
         self._untaken: defaultdict[tuple[str, Labels], list[float]] = defaultdict(list)
         """Observed values that were not taken."""
-        self.histograms: dict[tuple[str, Labels], list[float]] = {}
-        """How many values lie in each bucket, and above all; last, their sum. As of the last
-        ``settle``. A copy is safe on any thread.
-        """
+        self._histograms: dict[tuple[str, Labels], list[float]] = {}
         self._active = defaultdict[tuple[Hop, str], list[int]](lambda: [0, 0])
         folds: dict[tuple[type, ...], Callable[[list[Any]], None]] = {
             (LookedUp,): self._looked_up,
@@ -98,8 +96,7 @@ class Metrics:
             (ChunksStored, ChunksRemoved): self._came_and_left,
             (ChunksPrompted, ChunksGenerated): self._used,
             (ChunksDeclined,): self._declined,
-            (TransferStarted,): self._started,
-            (TransferFinished,): self._finished,
+            (TransferStarted, TransferFinished): self._moved,
             (ChunksCopied,): self._copied,
             (ChunksExchanged,): self._exchanged,
             (CopiesFailed,): self._copies_failed,
@@ -111,44 +108,57 @@ class Metrics:
         self._gathered = [(kinds, list[Any](), fold) for kinds, fold in folds.items()]
         """Events that wait, and who folds them; those whose order matters wait together."""
         self._waiting = {kind: some for kinds, some, _ in self._gathered for kind in kinds}
-        self._settles = Lock()
+        self._folding = Lock()
 
     def __call__(self, event: Event) -> None:
         """Take one event; one that nothing is counted of passes by."""
         waiting = self._waiting.get(type(event))
         if waiting is not None:
             waiting.append(event)
-            if len(waiting) >= _SETTLE_AT:
-                self.settle()
+            if len(waiting) >= _FOLD_AT:
+                with self._folding:
+                    self._fold()
 
     @property
     def distinct(self) -> float | None:
         """How many of the chunks of prompts were never seen before, about; None: not known yet."""
-        self.settle()
-        new = self._recurrence.new_fraction
-        return None if new is None else new * self._counts["prompted"][()]
+        with self._folding:
+            self._fold()
+            new = self._recurrence.new_fraction
+            return None if new is None else new * self._counts["prompted"][()]
 
     @property
-    def active(self) -> dict[tuple[Hop, str], list[int]]:
+    def active(self) -> dict[tuple[Hop, str], tuple[int, int]]:
         """Jobs and chunks in flight now, by hop and tier."""
-        self.settle()
-        return self._active
+        with self._folding:
+            self._fold()
+            return {key: (jobs, chunks) for key, (jobs, chunks) in self._active.items()}
 
     @property
     def totals(self) -> dict[tuple[str, Labels], float]:
         """Counters since the start."""
-        self.settle()
-        counts = [(name, by_labels.copy()) for name, by_labels in self._counts.items()]
+        with self._folding:
+            self._fold()
+            return self._totals()
+
+    @property
+    def histograms(self) -> dict[tuple[str, Labels], list[float]]:
+        """How many values lie in each bucket, and above all; last, their sum."""
+        with self._folding:
+            self._fold()
+            return {key: counts.copy() for key, counts in self._histograms.items()}
+
+    def _totals(self) -> dict[tuple[str, Labels], float]:
+        counts = self._counts.items()
         return {(name, labels): n for name, some in counts for labels, n in some.items()}
 
-    def settle(self) -> None:
-        """Fold what was gathered. On any thread."""
-        with self._settles:
-            for _, waiting, fold in self._gathered:
-                if waiting:
-                    events = waiting.copy()
-                    del waiting[: len(events)]  # another thread may have appended to it
-                    fold(events)
+    def _fold(self) -> None:
+        """Caller guarantees: nobody else folds."""
+        for _, waiting, fold in self._gathered:
+            if waiting:
+                events = waiting.copy()
+                del waiting[: len(events)]  # another thread may have appended to it
+                fold(events)
 
     def _observe(self, name: str, labels: Labels, values: Sequence[float]) -> None:
         if not values:
@@ -157,16 +167,18 @@ class Metrics:
         untaken = self._untaken[key]
         untaken += values[: _MAX_UNTAKEN - len(untaken)]
         bounds = BUCKETS[name]
-        counts = self.histograms.setdefault(key, [0] * (len(bounds) + 2))
+        counts = self._histograms.setdefault(key, [0] * (len(bounds) + 2))
         for value in values:
             counts[bisect_left(bounds, value)] += 1
         counts[-1] += sum(values)
 
     def take(self) -> Sample:
         """What came since the last call."""
-        before, self._taken = self._taken, self.totals
+        with self._folding:
+            self._fold()
+            before, self._taken = self._taken, self._totals()
+            observations, self._untaken = self._untaken, defaultdict(list)
         grown = {key: n - before.get(key, 0.0) for key, n in self._taken.items()}
-        observations, self._untaken = self._untaken, defaultdict(list)
         return Sample({key: n for key, n in grown.items() if n}, observations)
 
     def check(self) -> None:
@@ -181,9 +193,9 @@ class Metrics:
         assert all(n >= before.get(key, 0.0) for key, n in totals.items()), "a counter went down"
         for key, values in self._untaken.items():
             assert len(values) <= _MAX_UNTAKEN, f"{key}: more values wait than may"
-            assert sum(self.histograms[key][:-1]) >= len(values), f"{key}: values are lost"
+            assert sum(self._histograms[key][:-1]) >= len(values), f"{key}: values are lost"
         for kinds, waiting, _ in self._gathered:
-            assert len(waiting) < _SETTLE_AT, f"{kinds} are gathered and not folded"
+            assert len(waiting) < _FOLD_AT, f"{kinds} are gathered and not folded"
 
     def __repr__(self) -> str:
         jobs = sum(jobs for jobs, _ in self.active.values())
@@ -252,28 +264,26 @@ class Metrics:
         for hop, tier, chunks, reason in events:
             declined[(hop, tier, reason)] += chunks
 
-    def _started(self, events: list[TransferStarted]) -> None:
-        for hop, tier, chunks in events:
-            active = self._active[hop, tier]
-            active[0] += 1
-            active[1] += chunks
-
-    def _finished(self, events: list[TransferFinished]) -> None:
+    def _moved(self, events: list[TransferStarted | TransferFinished]) -> None:
         moved, seconds = self._counts["bytes"], self._counts["seconds"]
         took = defaultdict[tuple[Hop, str], list[float]](list)
-        for hop, tier, done, failed, nbytes, spent, reason, took_s in events:
-            key = hop, tier
+        for e in events:
+            key = e.hop, e.tier
             active = self._active[key]
+            if isinstance(e, TransferStarted):
+                active[0] += 1
+                active[1] += e.chunks
+                continue
             active[0] -= 1
-            active[1] -= done + failed
-            if failed:
-                labels = (hop, tier, reason if reason else "failed")
+            active[1] -= e.done + e.failed
+            if e.failed:
+                labels = (*key, e.reason if e.reason else "failed")
                 self._counts["jobs_failed"][labels] += 1
-                self._counts["chunks_failed"][labels] += failed
-            if done:
-                moved[key] += nbytes
-                seconds[key] += spent
-                took[key].append(took_s)
+                self._counts["chunks_failed"][labels] += e.failed
+            if e.done:
+                moved[key] += e.bytes
+                seconds[key] += e.seconds
+                took[key].append(e.took_s)
         for (hop, tier), values in took.items():
             self._observe(f"{hop}_seconds", (tier,), values)
 

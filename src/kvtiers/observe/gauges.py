@@ -94,7 +94,6 @@ class Gauges:
         """
         if now - self._read_at < INTERVAL_S and not (use != self._use and self._at_rest(use)):
             return False
-        self._metrics.settle()
         self.values = self._read(use)
         self._use, self._read_at = use, now
         return True
@@ -123,11 +122,11 @@ class Gauges:
 
     def _of_tiers(self, use: HostUse) -> dict[tuple[str, Labels], float]:
         found: dict[tuple[str, Labels], float] = {}
-        backlogs, slots = self._backlogs(), use.slots or 1
+        backlogs, slots, active = self._backlogs(), use.slots or 1, self._metrics.active
         for tier in self._tiers:
             label = (tier.label,)
-            promoting = self._metrics.active.get((Hop.PROMOTE, tier.label), _NO_JOBS)
-            cascading = self._metrics.active.get((Hop.CASCADE, tier.label), _NO_JOBS)
+            promoting = active.get((Hop.PROMOTE, tier.label), _NO_JOBS)
+            cascading = active.get((Hop.CASCADE, tier.label), _NO_JOBS)
             filled, read = (n * use.per_chunk / slots for n in (promoting[1], cascading[1]))
             standing = tier.standing()
             values = (

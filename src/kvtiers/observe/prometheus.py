@@ -72,10 +72,9 @@ class TierCollector:
         return [(name, labels, value) for (name, labels), value in sums.items()]
 
     def _observed(self) -> Iterable[tuple[str, Labels, list[float]]]:
-        for (fold, labels), counts in self._metrics.histograms.copy().items():
-            whole = counts.copy()  # at once: buckets and count agree, only the sum may lag by one
+        for (fold, labels), counts in self._metrics.histograms.items():
             for name, shown in destinations(fold, labels):
-                yield name, shown, whole
+                yield name, shown, counts
 
     def _at(self, families: dict[str, Metric], name: str) -> Metric:
         if name not in families:

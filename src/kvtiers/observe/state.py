@@ -1,7 +1,7 @@
 """What an engine is doing now, as one JSON document: its tiers, counters since the start, jobs.
 
-All of it is read without a lock: values that the thread which owns the manager puts in place now
-and then, and copies of dictionaries, made in one go.
+Nothing of it waits for the manager: values that the thread which owns it puts in place now and
+then, and counters, for which that thread may wait while events are folded.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,11 +81,11 @@ class State:
             "tiers": [self._host(), *map(self._tier, self._tiers)],
             "counters": [
                 {"name": _SHOWN_AS.get(name, name), "labels": list(labels), "value": value}
-                for (name, labels), value in self._metrics.totals.copy().items()
+                for (name, labels), value in self._metrics.totals.items()
             ],
             "active": [
                 {"hop": hop, "tier": tier, "jobs": jobs, "chunks": chunks}
-                for (hop, tier), (jobs, chunks) in self._metrics.active.copy().items()
+                for (hop, tier), (jobs, chunks) in self._metrics.active.items()
                 if jobs
             ],
         }

@@ -26,7 +26,6 @@ from tests.unit.observe.observe_kit import REST, Tier
 
 def scrape(metrics: Metrics, gauges: Gauges, **labels: str) -> dict[tuple[str, ...], float]:
     """Samples by name and the values of their labels, in the order of the labels' names."""
-    metrics.settle()
     text = exposition(metrics, gauges, labels).decode()
     samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
     return {(s.name, *(s.labels[n] for n in sorted(s.labels))): s.value for s in samples}
@@ -112,7 +111,6 @@ def test_it_may_be_scraped_while_the_engine_counts() -> None:
         for n in range(3000):
             metrics(ChunksStored(f"{n}:fs", (b"a",)))  # type: ignore[arg-type]
             metrics(LookupTimed(f"{n}:fs", waited_s=0.1))
-            metrics.settle()
         ended.set()
 
     thread = threading.Thread(target=count)
