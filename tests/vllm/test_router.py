@@ -18,7 +18,7 @@ from http.client import HTTPConnection
 import pytest
 
 from kvtiers.demo.server import free_port
-from tests.vllm.offloading import CHUNK_BYTES, disk, offload
+from tests.vllm.offloading import CHUNK_BYTES, PEER_LOOKUP_S, disk, offload, peering
 from tests.vllm.serving import READY_S, Server, service
 
 pytestmark = pytest.mark.timeout(900)
@@ -38,8 +38,13 @@ class Engine:
         self.name, self.model, self.folder = name, model, folder
         self.events, self.replay, self.peers = free_port(), free_port(), free_port()
         tiers = [disk(folder / name, capacity_bytes=capacity_bytes, enable_kv_events=True)]
-        tiers.append({"type": "p2p", "port": self.peers})
-        self.transfer = offload(cpu_bytes, secondary_tiers=tiers, self_describing_kv_events=True)
+        tiers.append(peering(self.peers))
+        self.transfer = offload(
+            cpu_bytes,
+            secondary_tiers=tiers,
+            self_describing_kv_events=True,
+            lookup_deadline_s=PEER_LOOKUP_S,
+        )
         self.server = None
 
     def start(self):
@@ -286,5 +291,5 @@ def test_a_conversation_returns_to_the_engine_and_tier_that_hold_it(checkpoint, 
 
             # And so does our proxy, which saw none of it.
             held = prompt(300, 61)
-            comes_to_know(port, held, {"roomy": (True, dict.fromkeys(everywhere, 256))})
+            router.wait_for(lambda: holders_of(port, held), lambda found: found.keys() == {"roomy"})
             fetches_from_the_holder_while_that_is_busy(port, roomy, small, held, ours)
