@@ -4,14 +4,14 @@ It leads a session of its own, so that Ctrl-C reaches pytest alone, which then s
 that is killed outright takes it along. It is ended by its pid, and nothing else is.
 """
 
-import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from kvtiers.demo.server import free_port
 
 _POLL_S = 0.05
 _LOG_LINES = 15
@@ -33,13 +33,10 @@ def binary(name: str, package: str) -> Path:
     return path
 
 
-def free_ports(count: int) -> list[int]:
-    """Loopback TCP ports that nobody listens on now, all different."""
-    with contextlib.ExitStack() as probes:
-        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in sockets]
+def free_ports(count: int) -> range:
+    """Loopback TCP ports that nobody listens on now."""
+    first = free_port(count)
+    return range(first, first + count)
 
 
 class ServerProcess:

@@ -6,9 +6,7 @@ length, bit for bit. Loopback.
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -52,19 +50,6 @@ def p2p(port=0, **options):
     return offload(lookup_deadline_s=PEER_LOOKUP_S, secondary_tiers=[tier])
 
 
-def two_free_ports():
-    """Two in a row, for replicas; below those that Linux gives to whoever asks for any port."""
-    while True:
-        port = random.randrange(16384, 32766)
-        if _is_free(port) and _is_free(port + 1):
-            return port
-
-
-def _is_free(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
 @pytest.fixture(scope="module")
 def peers(checkpoint, tmp_path_factory):
     """One engine, and one of two replicas; they start side by side."""
@@ -72,7 +57,7 @@ def peers(checkpoint, tmp_path_factory):
     with ExitStack() as stack:
         made = []
         for name, options in (("one", ()), ("two", ("--data-parallel-size", "2"))):
-            port = two_free_ports()
+            port = free_port(2)
             server = Server(model, p2p(port), logs / name, *options)
             stack.callback(server.stop)
             made.append(Peer(server, port))

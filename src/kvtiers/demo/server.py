@@ -1,6 +1,7 @@
 """A server as a child process: started, waited for, stopped with all its descendants."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,12 +20,25 @@ _POLL_S = 0.2
 _LOG_LINES = 15
 
 
-def free_port() -> int:
-    """A loopback TCP port that nobody listens on now."""
+def free_port(in_a_row: int = 1) -> int:
+    """The first of so many loopback TCP ports that nobody listens on now.
+
+    They lie below those that Linux gives to whoever asks for any, or connects: such a one may be
+    taken before the server that it is for has started.
+    """
+    while True:
+        first = random.randrange(16384, 32768 - in_a_row)
+        if all(map(_is_free, range(first, first + in_a_row))):
+            return first
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class Server:
