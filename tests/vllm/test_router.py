@@ -272,14 +272,14 @@ def test_a_conversation_returns_to_the_engine_and_tier_that_hold_it(checkpoint, 
         # After a restart of the router: it has everything replayed when it hears of the next event.
         with routing((roomy, small), tmp_path / "again.log") as router:
             assert router.thinks_of(ours)[1] == 0
-            roomy.server.ask(prompt(300, 60), 1)
+            roomy.server.ask(prompt(300, 4), 1)
             router.comes_to_think(ours, "roomy", credit(HOST))
 
             # After a restart of an engine: what its disk holds is told of again.
             roomy.server.stop()
             roomy.start()
             roomy.server.wait_ready()
-            roomy.server.ask(prompt(300, 61), 1)
+            roomy.server.ask(prompt(300, 5), 1)
             router.comes_to_think(ours, "roomy", credit(STORAGE))
             assert router.ask(ours) == ("roomy", CACHED)
 
@@ -290,6 +290,6 @@ def test_a_conversation_returns_to_the_engine_and_tier_that_hold_it(checkpoint, 
             comes_to_know(port, ours, expected)
 
             # And so does our proxy, which saw none of it.
-            held = prompt(300, 61)
+            held = prompt(300, 5)
             router.wait_for(lambda: holders_of(port, held), lambda found: found.keys() == {"roomy"})
             fetches_from_the_holder_while_that_is_busy(port, roomy, small, held, ours)
