@@ -212,9 +212,8 @@ class AttachedTier:
         """What the tier reports of its contents, and whether they can be had, fence included."""
         events: list[Event] = []
         if self._events is not None:
-            events = self._guard("take_events", self._events.take_events, events, _are_sound_events)
-        if events:
-            events = [e for e in events if not self._is_about_reach(e)]
+            told = self._guard("take_events", self._events.take_events, events, _are_sound_events)
+            events = [e for e in told if not self._is_about_reach(e)]  # theirs stays as it is
         reachable = self._says_reachable and not self._fenced
         if reachable is not self._said_reachable:
             self._said_reachable = reachable
