@@ -240,10 +240,14 @@ class StoreTier:
                 self._lanes.put(piece)
 
     def _rechecked(self, rechecks: Rechecks, piece: Recheck) -> None:
-        rechecks.took(piece)
+        in_time = rechecks.took(piece)
         if isinstance(piece.gone, KVTiersError):
-            self._failed(self._clock(), str(piece.gone))
-        elif isinstance(self._presence, Presence):
+            if in_time:  # else that it hung was counted
+                self._failed(self._clock(), str(piece.gone))
+            return
+        if in_time and not piece.first:  # the first asks nobody
+            self._succeeded()
+        if isinstance(self._presence, Presence):
             self._lost(self._presence.still_held(piece.gone, piece.since), Reason.VANISHED)
 
     def _answered(self, question: Question) -> None:
