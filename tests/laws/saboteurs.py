@@ -418,3 +418,22 @@ class LiesAboutSharing(HonestStore):
 @caught_by("S19")
 class SharesUnasked(HonestStore):
     capabilities = Capabilities(persistent=True, shared=False)
+
+
+@caught_by("S20")
+class ForgetsNothingWhenAskedAgain(HonestStore):
+    def still_there(self, keys):
+        self.refuse_if_closed()
+        return [True] * len(keys)
+
+
+@caught_by("S20")
+class AsksAgainInItsOwnOrder(HonestStore):
+    def still_there(self, keys):
+        return sorted(self.contains(keys))
+
+
+@caught_by("S15")
+class AnswersAgainAfterClose(HonestStore):
+    def still_there(self, keys):
+        return [self.place_of(key) in self.disk for key in keys]

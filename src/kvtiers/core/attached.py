@@ -160,20 +160,24 @@ class AttachedTier:
         peers = None if hook is None else self._guard("peers", hook.peers, None)
         return peers if isinstance(peers, Peers) else None
 
-    def residents(self) -> list[Key]:
-        """All that the tier holds; none if it does not say. Any thread, which may have to wait."""
+    def residents(self) -> list[Key] | None:
+        """All that the tier holds; none if it never says, None if it failed to say it now.
+
+        Any thread, which may have to wait.
+        """
         try:
             keys = [] if self._residents is None else list(self._residents.residents())
             if not _are_keys(keys):
                 raise TypeError(f"it answered {_shown(keys)}")
         except Exception as e:  # the fence; faults are counted on another thread
             logger.warning(
-                "tier %s did not say what it holds (%s: %s): it is told of anew as it is used",
+                "tier %s did not say what it holds (%s: %s): what was told of it stands, and it "
+                "is asked again when events are missed",
                 self.label,
                 type(e).__name__,
                 e,
             )
-            return []
+            return None
         return keys
 
     def touch(self, keys: Sequence[Key]) -> None:
@@ -212,9 +216,8 @@ class AttachedTier:
         """What the tier reports of its contents, and whether they can be had, fence included."""
         events: list[Event] = []
         if self._events is not None:
-            events = self._guard("take_events", self._events.take_events, events, _are_sound_events)
-        if events:
-            events = [e for e in events if not self._is_about_reach(e)]
+            told = self._guard("take_events", self._events.take_events, events, _are_sound_events)
+            events = [e for e in told if not self._is_about_reach(e)]  # theirs stays as it is
         reachable = self._says_reachable and not self._fenced
         if reachable is not self._said_reachable:
             self._said_reachable = reachable

@@ -377,11 +377,14 @@ class TieringManager:
         """Chunks whose bytes are whole in host memory. To look at, on any thread."""
         return self._ready
 
-    def residents(self, label: str) -> list[Key]:
-        """All chunks in host memory, or in a tier. On any thread, which may have to wait."""
+    def residents(self, label: str) -> list[Key] | None:
+        """All chunks in host memory, or in a tier; None if the tier failed to say it.
+
+        On any thread, which may have to wait.
+        """
         if label == PRIMARY:
             return list(self._ready)
-        return [key for tier in self.tiers if tier.label == label for key in tier.residents()]
+        return next((tier.residents() for tier in self.tiers if tier.label == label), [])
 
     @property
     def use(self) -> HostUse:

@@ -36,8 +36,9 @@ Materialize = Callable[[Any], tuple[Key, Description | None, bool]]
 it is about to be stored. May raise."""
 
 
-Residents = Callable[[str], Iterable[Key]]
-"""Of a tier's label: all chunks that it holds, at any moment of the call. Must not raise."""
+Residents = Callable[[str], Iterable[Key] | None]
+"""Of a tier's label: all chunks that it holds, at any moment of the call; None: it cannot say so
+now. Must not raise."""
 
 
 class Outlet(Protocol):
@@ -78,7 +79,8 @@ class Announcer:
         self.notes = Notes(max_queued, values=values)
         self.residents: Residents = lambda tier: ()
         """To be set by who has the tiers, ``TieringManager.residents``; called on this thread. A
-        chunk that it does not name is taken back, and told of when it is heard of again."""
+        chunk that it does not name is taken back, and told of when it is heard of again. If it says
+        None, what was told stands, and it is asked again the next time that the queue was full."""
         self.wanted = narrator.wanted
         """Chunks that are there without a description."""
         self._narrator = narrator
@@ -92,6 +94,8 @@ class Announcer:
         self._stop = False
         self._dead = False
         self._complained = False
+        self._uncounted: set[str] = set()
+        """Tiers of which something was missed, and that could not say what they hold."""
         self._waiters: list[threading.Event] = []
         self._thread = threading.Thread(target=self._run, name="kvtiers-events", daemon=True)
         self._thread.start()
@@ -180,8 +184,8 @@ class Announcer:
         due_s = self._outlet.serve(self._narrator)
         speaking = self._narrator.pending and self._outlet.room() > 0
         took = self._take_next(0.0 if speaking else due_s)
-        for note in self.notes.overflow():
-            self._take(note)
+        if missed := self.notes.overflow():
+            self._make_up(missed)
         if self._narrator.pending and (room := self._outlet.room()) > 0:
             self._outlet.say(self._narrator.speak(min(room, CHUNKS_AT_ONCE)))
         self._busy = self._narrator.pending and self._outlet.room() > 0
@@ -218,9 +222,22 @@ class Announcer:
         elif note is not None:
             self._narrator.take(note)
 
+    def _make_up(self, notes: Iterable[Event | Missed]) -> None:
+        again, self._uncounted = self._uncounted, set()
+        for note in notes:
+            if isinstance(note, Missed):
+                again.discard(note.tier)
+            self._take(note)
+        for tier in sorted(again):
+            self._recount(tier)
+
     def _recount(self, tier: str) -> None:
         """What was noted since the queue is open again comes after it, known already or not."""
-        steps = self._narrator.recount(tier, self.residents(tier))
+        residents = self.residents(tier)
+        if residents is None:
+            self._uncounted.add(tier)
+            return
+        steps = self._narrator.recount(tier, residents)
         for count, _ in enumerate(steps, start=1):
             if count % CHUNKS_AT_ONCE == 0:
                 time.sleep(0)

@@ -21,7 +21,7 @@ from kvtiers.testing.values import (
     keys,
     near_misses,
 )
-from kvtiers.tiers.base import ChunkStore, StoreContext
+from kvtiers.tiers.base import ChecksAgain, ChunkStore, StoreContext
 
 _SIZES = [group.group for group in LAYOUT.groups]
 _MANY = 128
@@ -292,6 +292,8 @@ class StoreLaws(Laws):
                 "touch": lambda: store.touch(names),
                 "touch of nothing": lambda: store.touch([]),
             }
+            if isinstance(store, ChecksAgain):
+                calls["still_there"] = partial(store.still_there, names)
             for name, call in calls.items():
                 kind = refusal(call)
                 must(kind is Kind.CLOSED, f"{name} after close is {kind}, not CLOSED")
@@ -364,6 +366,24 @@ class StoreLaws(Laws):
                     ours.write(names[:1])
                     theirs.must_hold(names)
 
+    @law("S20")
+    def test_s20_still_there_agrees_with_contains_at_rest(self, tmp_path: Path) -> None:
+        """Where there is ``still_there``: one answer per key, in order, as ``contains`` has it."""
+        with self._open(tmp_path) as bench:
+            store = bench.store
+            if not isinstance(store, ChecksAgain):
+                return
+            a, b, absent, *others = keys("a", "b", "absent", "c", "d")
+            asked = [absent, a, b, absent, *others, a]
+            bench.write([a, b])
+            for name in others:
+                bench.write([name])
+                self._must_agree(bench, store, asked)
+            if store.capabilities.delete:
+                store.delete([b])
+                self._must_agree(bench, store, asked)
+            must(store.still_there([]) == [], "it answers what was not asked")
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _open(
@@ -397,6 +417,10 @@ class StoreLaws(Laws):
             bench.write(names[1:])
             ours.must_hold(names[:1])
             ours.must_lack(names[1:])
+
+    def _must_agree(self, bench: StoreBench, store: ChecksAgain, names: Sequence[Key]) -> None:
+        again, expected = store.still_there(names), bench.contains(names)
+        must(again == expected, f"still_there answers {again} where contains has {expected}")
 
     def _record(self, bench: StoreBench, name: Key) -> bytes:
         record = self.peek(bench.store, name)

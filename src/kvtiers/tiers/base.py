@@ -369,5 +369,6 @@ class KnowsResidents(Protocol):
     def residents(self) -> Iterable[Key]:
         """All chunks that it holds, as its events say or will say. May block; raises KVTiersError.
 
-        What happened during the call may be in it or not.
+        What happened during the call may be in it or not. If it raises, what was said stands, and
+        it is asked again when more was missed.
         """

@@ -94,13 +94,14 @@ class Rechecks:
             return answers
         return [key for key, there in zip(keys, answers, strict=True) if not there]
 
-    def took(self, piece: Recheck) -> None:
-        """``piece`` was taken in, perhaps when nobody waited for it any more."""
+    def took(self, piece: Recheck) -> bool:
+        """``piece`` was taken in; whether it was still waited for."""
         if piece is not self._piece:
-            return
+            return False
         self._piece = None
         if piece.first:
             self._keys, self._asked = piece.keys or (), 0
+        return True
 
     def hung(self, now: float) -> Recheck | None:
         """The slice that a lane has been at for longer than the deadline: it is waited for no more.

@@ -94,7 +94,7 @@ class StoreTier:
         self._clock = clock
         self._start_thread = start_thread
         self._exclusive = not store.capabilities.shared
-        self._fullness = Fullness(store, inbox, options.lookup_deadline_s)
+        self._fullness = Fullness(store, inbox, clock, options.lookup_deadline_s)
         self._fullness.measure(clock())
         self._mover = Mover(store, inbox, clock, options.transfer_retries, self._fullness)
         self._total_bytes = total_bytes
@@ -240,10 +240,14 @@ class StoreTier:
                 self._lanes.put(piece)
 
     def _rechecked(self, rechecks: Rechecks, piece: Recheck) -> None:
-        rechecks.took(piece)
+        in_time = rechecks.took(piece)
         if isinstance(piece.gone, KVTiersError):
-            self._failed(self._clock(), str(piece.gone))
-        elif isinstance(self._presence, Presence):
+            if in_time:  # else that it hung was counted
+                self._failed(self._clock(), str(piece.gone))
+            return
+        if in_time and not piece.first:  # the first asks nobody
+            self._succeeded()
+        if isinstance(self._presence, Presence):
             self._lost(self._presence.still_held(piece.gone, piece.since), Reason.VANISHED)
 
     def _answered(self, question: Question) -> None:
@@ -366,8 +370,7 @@ class StoreTier:
         self._take_notes()
         now = self._clock()
         self._expire(now)
-        if self._fullness.pending:
-            self._measure_at_rest(now)
+        self._measure_at_rest(now)
         finished, self._finished = self._finished, []
         return finished
 
@@ -394,10 +397,11 @@ class StoreTier:
                 self._events.append(ChunksFound(self.label, ()))
 
     def _measure_at_rest(self, now: float) -> None:
-        hung = self._fullness.overdue(now)
+        hung = self._fullness.hung(now)
         if hung is not None:
-            if not hung.claim():
-                self._lanes.abandon(hung)
+            self._lanes.abandon(hung)
+        elif not self._fullness.pending:
+            return
         elif self._closed or self._breaker.is_out(now):
             self._fullness.give_up()
         elif not any(self._by_deadline.values()) and (due := self._fullness.due(now)):
@@ -475,6 +479,7 @@ class StoreTier:
     def _succeeded(self) -> None:
         if self._breaker.succeeded():
             self._events.append(TierReachable(self.label, True))
+            self._fullness.changed()  # nobody measured meanwhile
             _log.info("%s works again", self.label)
 
     def touch(self, keys: Sequence[Key]) -> None:

@@ -92,8 +92,9 @@ def test_what_is_held_is_what_host_memory_and_tiers_say(caplog: pytest.LogCaptur
     assert residents("1:scripted") == keys(3)
     for wrong in (KVTiersError("down", kind=Kind.IO), [3], None):
         tier.answer = wrong
-        assert residents("1:scripted") == []
+        assert residents("1:scripted") is None, "which is not that it holds nothing"
     assert caplog.text.count("did not say what it holds") == 3
+    assert "what was told of it stands" in caplog.text
 
 
 class TellingTier(ScriptedTier):
@@ -120,6 +121,21 @@ def test_a_tier_whose_own_circuit_is_open_is_not_in_reach_when_its_fence_ends() 
     tier.tells = [TierReachable("1:scripted", True)]
     world.step()
     assert reach(world) == [False, True]
+
+
+def test_what_is_said_of_a_fenced_tier_does_not_come_back_as_its_own_word() -> None:
+    tier = TellingTier()
+    one_and_the_same: list[Event] = []
+    tier.take_events = lambda: one_and_the_same  # type: ignore[method-assign]
+    world = World(tiers=[tier])
+    finished = tier.get_finished_jobs
+    tier.get_finished_jobs = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    for _ in range(FAULTS_TO_FENCE):
+        world.step()
+    tier.get_finished_jobs = finished  # type: ignore[method-assign]
+    world.step(FENCE_S)
+    assert reach(world) == [False, True]
+    assert one_and_the_same == []
 
 
 def test_a_backlog_is_what_waits_parked_or_not() -> None:

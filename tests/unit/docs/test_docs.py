@@ -15,14 +15,7 @@ from kvtiers.config import parse_config
 from kvtiers.device.copier import Copier
 from kvtiers.events import Hop, Reason
 from kvtiers.host.policies.base import EvictionPolicy
-from kvtiers.tiers.base import (
-    ChunkStore,
-    EmitsEvents,
-    FollowsRequests,
-    FollowsSteps,
-    HasPendingWork,
-    SecondaryTierManager,
-)
+from kvtiers.tiers import base
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -159,19 +152,17 @@ def test_every_option_has_a_meaning(generator: ModuleType) -> None:
         assert [row for row in rows if row.split(" | ")[-1].strip(" |") == ""] == []
 
 
-@pytest.mark.parametrize(
-    "contract",
-    [
-        ChunkStore,
-        SecondaryTierManager,
-        FollowsRequests,
-        FollowsSteps,
-        HasPendingWork,
-        EmitsEvents,
-        EvictionPolicy,
-        Copier,
-    ],
-)
+HOOKS = [
+    contract
+    for contract in vars(base).values()
+    if getattr(contract, "_is_protocol", False)
+    and contract.__module__ == base.__name__
+    and contract is not base.TakesCascades
+]
+"""Stores, tiers, and what either may have; ``TakesCascades`` has no method."""
+
+
+@pytest.mark.parametrize("contract", [Copier, EvictionPolicy, *HOOKS])
 def test_every_method_of_a_contract_is_explained(contract: type) -> None:
     text = (DOCS / "contracts.md").read_text()
     (body,) = [

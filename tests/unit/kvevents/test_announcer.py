@@ -242,6 +242,27 @@ def test_after_more_than_the_queue_holds_it_is_told_what_the_tiers_hold(told):
     announcer.check()
 
 
+def test_what_was_told_stands_until_the_tier_can_say_what_it_holds(told):
+    wall, chunks = Wall(), prompt(20)
+    announcer = told(wall, max_queued=8)
+    announcer(ChunksStored(HOST, keys(chunks[:2])))
+    assert announcer.flush(20)
+    before = [*wall.said]
+    announcer.residents = lambda tier: None
+    announcer(ChunksStored(HOST, keys(chunks[2:])))
+    assert announcer.flush(20)
+    assert wall.said == before
+    announcer.residents = {HOST: keys(chunks[1:])}.get
+    announcer(ChunksStored(DISK, keys(chunks)))
+    assert announcer.flush(20)
+    told_now = wall.said[len(before) :]
+    gone = [h for e in told_now if isinstance(e, BlockRemoved) for h in e.block_hashes]
+    assert gone == chunks[0].hashes
+    came = {h for e in told_now if not isinstance(e, BlockRemoved) for h in e.block_hashes}
+    assert came == {c.hashes[0] for c in chunks[2:]}
+    announcer.check()
+
+
 def test_one_event_that_is_more_than_the_queue_holds_is_noticed(told):
     wall, chunks = Wall(), prompt(9)
     announcer = told(wall, max_queued=8)

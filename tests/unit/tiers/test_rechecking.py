@@ -1,5 +1,7 @@
 """What others removed is told of within a stated time, though nobody asks for it."""
 
+import itertools
+
 import pytest
 
 from kvtiers.events import ChunksRemoved, ChunksStored, Reason, TierReachable
@@ -99,6 +101,30 @@ def test_a_store_that_cannot_be_asked_is_left_alone_and_keeps_what_is_told() -> 
         assert asked(store) == [], "what is left alone is not asked"
 
 
+def test_failures_with_an_answer_between_them_are_not_in_a_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rechecking, "LEAST_KEYS", 1)
+    store = ScriptedStore(SHARED)
+    with bench_of(store, breaker_failures=2) as bench:
+        turns = itertools.cycle([lambda keys: error(), lambda keys: [True] * len(keys)])
+        store.answers["contains"] = lambda keys: next(turns)(keys)
+        pass_time(bench, 2 * PERIOD_S)
+        assert len(store.called("contains")) > 10
+        assert bench.tier.take_events() == []
+        store.answers["contains"] = lambda keys: error()
+        pass_time(bench, PERIOD_S)
+        assert bench.tier.take_events() == [TierReachable("1:fake", False)]
+
+
+def test_a_round_that_begins_is_no_answer_of_the_store() -> None:
+    store = ScriptedStore(SHARED)
+    with bench_of(store, breaker_failures=2) as bench:
+        store.answers["contains"] = lambda keys: error()
+        pass_time(bench, 2 * PERIOD_S)
+        assert bench.tier.take_events() == [TierReachable("1:fake", False)]
+
+
 def test_a_slice_that_hangs_is_waited_for_no_more() -> None:
     store = ScriptedStore(SHARED)
     with bench_of(store, scan_deadline_s=5.0, breaker_failures=9) as bench:
@@ -115,6 +141,27 @@ def test_a_slice_that_hangs_is_waited_for_no_more() -> None:
         gone = ChunksRemoved("1:fake", (key(3),), Reason.VANISHED)
         assert bench.tier.take_events() == [gone]
         answer.set()
+
+
+def test_a_slice_that_hangs_and_fails_in_the_end_failed_once() -> None:
+    store, taken = ScriptedStore(SHARED), []
+    with bench_of(store, scan_deadline_s=5.0, breaker_failures=2) as bench:
+        rechecks = bench.tier._rechecks
+        assert rechecks is not None
+        took = rechecks.took
+        rechecks.took = lambda piece: taken.append(piece) or took(piece)  # type: ignore
+        store.answers["contains"] = lambda keys: error()
+        pass_time(bench, PERIOD_S / 2)
+        answer = store.hold("contains")
+        bench.clock.advance(PERIOD_S / 2)
+        bench.tier.on_schedule_end()
+        piece = rechecks._piece
+        assert store.entered.acquire(timeout=20)
+        bench.clock.advance(6)
+        bench.tier.on_schedule_end()
+        answer.set()
+        bench.until(lambda: piece in taken)
+        assert bench.tier.take_events() == []
 
 
 @pytest.mark.parametrize(
