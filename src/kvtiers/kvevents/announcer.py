@@ -77,7 +77,7 @@ class Announcer:
         Beyond ``max_queued`` chunks that wait here, what is said is made up from ``residents``.
         """
         self.notes = Notes(max_queued, values=values)
-        self.residents: Residents = lambda tier: ()
+        self.residents: Residents = lambda tier: None
         """To be set by who has the tiers, ``TieringManager.residents``; called on this thread. A
         chunk that it does not name is taken back, and told of when it is heard of again. If it says
         None, what was told stands, and it is asked again the next time that the queue was full."""

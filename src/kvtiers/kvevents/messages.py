@@ -120,7 +120,11 @@ def _halves(events: Sequence[KVEvent]) -> Sequence[Sequence[KVEvent]]:
     if len(events) > 1:
         half = len(events) // 2
         return events[:half], events[half:]
-    event = events[0] if events else AllBlocksCleared()
+    return [[part] for event in events for part in _halved(event)]
+
+
+def _halved(event: KVEvent) -> Sequence[KVEvent]:
+    """The same of half of its blocks each; none if it cannot be divided."""
     if isinstance(event, AllBlocksCleared):
         return ()
     hashes, half = event.block_hashes, len(event.block_hashes) // 2
@@ -134,8 +138,7 @@ def _halves(events: Sequence[KVEvent]) -> Sequence[Sequence[KVEvent]]:
         rest["parent_block_hash"] = hashes[half - 1]
         if extra is not None:
             first["extra_keys"], rest["extra_keys"] = extra[:half], extra[half:]
-    replace = msgspec.structs.replace
-    return [replace(event, **first)], [replace(event, **rest)]
+    return msgspec.structs.replace(event, **first), msgspec.structs.replace(event, **rest)
 
 
 def decode(payload: bytes) -> Batch:

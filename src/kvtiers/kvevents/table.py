@@ -24,8 +24,7 @@ _FIRST_SLOTS = 8
 
 def chunk_name(key: Key) -> int:
     """The 64-bit name of a chunk, never 0."""
-    end, group = int.from_bytes(key[-12:-4], "big"), int.from_bytes(key[-4:], "big")
-    return (end ^ (group * _MIX & _MASK)) or 1
+    return named(int.from_bytes(key[-12:-4], "big"), int.from_bytes(key[-4:], "big"))
 
 
 def final_hash(name: int, group: int) -> int:
@@ -42,7 +41,7 @@ class Known(NamedTuple):
     """What is known of one chunk."""
 
     place: int = 0
-    """Where its description is, above 0; 0: it has none."""
+    """Where its description is, above 0, as ``Shelf`` has it; 0: it has none."""
     start: int = 0
     """The position of its first token in its sequence; 0 as long as it has no description."""
     resident: int = 0

@@ -322,7 +322,7 @@ class ExplainsMisses(Protocol):
     """Optional: a tier that says why it has missed; without it, the chunk is absent."""
 
     def why_missed(self, key: Key) -> MissReason:
-        """Why ``key`` is a MISS now. Asked at once after the MISS, once per request and chunk."""
+        """Why the lookup before this said MISS of ``key``. Asked at once, per request and chunk."""
 
 
 @runtime_checkable

@@ -146,6 +146,7 @@ class P2PTier:
     def on_request_finished(self, request: RequestContext) -> None:
         """Tell those who wait for it, and the one who was asked."""
         following = self._requests.pop(request.request_id, None)
+        self._looked_up = None
         if following is None or self._closed:
             return
         if following.roles.produces is not None:
