@@ -57,7 +57,7 @@ class _Transfer:
     course: Course[Moving, Turn, Move] = field(
         default_factory=lambda: Course(TRANSFER, Moving.FLYING)
     )
-    stuck_from: float = float("inf")
+    hangs_from: float = float("inf")
     """Since it was ended and its memory is in use: when that is no wonder any more."""
     done: list[int] = field(default_factory=list)
     failed: dict[int, Failure] = field(default_factory=dict)
@@ -259,7 +259,7 @@ class Outstanding:
         move = transfer.course.on(turn)
         transfer.timer.cancel()
         if transfer.course.state is Moving.STOPPING:
-            transfer.stuck_from = self._loop.clock() + _STUCK_AFTER_S
+            transfer.hangs_from = self._loop.clock() + _STUCK_AFTER_S
         if move in (Move.CANCEL, Move.CANCEL_IN_USE):
             self._voices.say(protocol.Cancel(number))
         if transfer.course.state is Moving.ENDED:
@@ -292,10 +292,10 @@ class Outstanding:
         return self.receiver is not None and not self.receiver.has_room and not self.busy
 
     @property
-    def stuck(self) -> bool:
+    def hangs(self) -> bool:
         """Whether reads of it were ended long ago and go on: the peer hangs."""
         now = self._loop.clock()
-        return any(now >= transfer.stuck_from for transfer in self._transfers.values())
+        return any(now >= transfer.hangs_from for transfer in self._transfers.values())
 
     @property
     def empty(self) -> bool:

@@ -127,7 +127,7 @@ class Peer:
     def _ready(self, wanted: Ask | Load) -> bool:
         """Whether the session is open. If not, ``wanted`` waits for it, or fails."""
         now = self._us.loop.clock()
-        if self._outstanding.stuck:
+        if self._outstanding.hangs:
             self._fail(wanted, Failure(Kind.IO, f"reads from {self} do not end"))
             return False
         if self._outstanding.cramped:  # by way of another transport there is room

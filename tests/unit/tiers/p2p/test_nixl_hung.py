@@ -91,7 +91,7 @@ def test_a_producer_that_is_stopped_while_it_is_read(then):
         b.manager.on_request_finished(request)
         until(lambda: stuck(b))
         held, session_ = stuck(b), session_at(b, port)
-        until(lambda: b.on_io(lambda: session_._outstanding.stuck))
+        until(lambda: b.on_io(lambda: session_._outstanding.hangs))
         until(lambda: reader(b).stuck_pause == pytest.approx(0.05))
         assert looks_in_half_a_second(b) <= 11 * len(reader(b).active)
         assert b.pull(NAMES[-1:], b.request(source(port, "again"))) == [Lookup.MISS]
@@ -120,7 +120,7 @@ def test_a_producer_that_answers_and_never_calls_ucx():
             assert b.pull(MANY[n * 8 : n * 8 + 8], request) == [Lookup.MISS] * 8
             b.manager.on_request_finished(request)
             peer = session_at(b, port)
-            until(lambda peer=peer: b.on_io(lambda: peer._outstanding.stuck))
+            until(lambda peer=peer: b.on_io(lambda: peer._outstanding.hangs))
         assert stuck(b) == 8 * CHUNK_BYTES
         names = keys(8, "honest")
         honest.store(names)
