@@ -308,7 +308,7 @@ class Simulation:
             counts = flying.setdefault((flight.hop, flight.tier.label), [0, 0])
             counts[0] += 1
             counts[1] += len(flight.keys)
-        active = {where: counts for where, counts in self.metrics.active.items() if any(counts)}
+        active = {where: [*counts] for where, counts in self.metrics.active.items() if any(counts)}
         assert active == flying, "the metrics count other jobs than are in flight"
 
     def _replay(self):
