@@ -25,8 +25,8 @@ def render(board: Board, title: str, problem: str | None = None) -> RenderableTy
     parts: list[RenderableType] = [header]
     if problem:
         parts.append(Text(clean(problem), style="bold reverse"))
-    if not board.tiers and not board.tokens:
-        parts.append(Text("no metric of vLLM or kvtiers is exported there, or none yet"))
+    if board.empty:
+        parts.append(Text(clean(nothing_at(title))))
         return Group(*parts)
     parts += [Text(), _table(_HELD, map(_held, board.tiers))]
     parts += [Text(), _table(_MOVED, map(_moved, board.tiers)), Text(_answers(board))]
@@ -37,6 +37,14 @@ def render(board: Board, title: str, problem: str | None = None) -> RenderableTy
     if board.trouble:
         parts += [Text(), _counts(("NOT DONE AT", "TIER", "BECAUSE"), board.trouble)]
     return Group(*parts)
+
+
+def nothing_at(url: str) -> str:
+    """What is said of a server that answers and exports nothing that could be shown."""
+    return (
+        f"{url} exports no metric of vLLM or kvtiers, or none yet: name a vLLM server, or the "
+        "observer of an engine, with --url"
+    )
 
 
 def _answers(board: Board) -> str:

@@ -74,6 +74,11 @@ class Board:
     ceiling: float | None
     """The hit rate that unlimited capacity would have given so far."""
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of an engine was found."""
+        return not self.tiers and not self.tokens
+
 
 def board(before: Scrape, after: Scrape, seconds: float) -> Board:
     """What happened in the ``seconds`` (more than 0) between two scrapes."""
