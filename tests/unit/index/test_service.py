@@ -99,6 +99,8 @@ async def test_a_question_may_be_about_one_model(tmp_path):
         (b"{", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         ([], "no JSON object"),
+        ({"prompt": "hi"}, "send token_ids, as the engine's /tokenize says them"),
+        ({"messages": [], "model": "m"}, "send token_ids, as the engine's /tokenize"),
         ({}, "either"),
         ({"token_ids": [1], "hashes": [1]}, "either"),
         ({"token_ids": [1, "x"]}, "token_ids"),
