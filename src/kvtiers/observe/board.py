@@ -72,7 +72,8 @@ class Board:
     ttft_p50_s: float | None
     ttft_p99_s: float | None
     ceiling: float | None
-    """The hit rate that unlimited capacity would have given so far."""
+    """The hit rate that unlimited capacity, empty at the start of the engine, would have given.
+    Real ones are above it where tiers still have chunks of an earlier process."""
 
     @property
     def empty(self) -> bool:

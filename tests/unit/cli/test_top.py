@@ -57,7 +57,8 @@ def test_once_prints_a_frame_and_ends(capsys):
     assert held[4:] == ["300 B", "400 B", "75 %", "left alone"]
     assert moved[2:4] == ["66.7 ms", "100.0 ms"]
     assert ["1:fs", "absent"] in [cells[:2] for cells in missed]
-    assert "unlimited capacity would have hit 80 %" in out
+    assert "unlimited capacity, empty at the start, would have hit 80 %" in out
+    assert "ASKED, HIT and MISSED count lookups of chunks, of peers too" in out
 
 
 def test_every_line_fits_a_small_terminal(capsys):
