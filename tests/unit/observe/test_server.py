@@ -368,6 +368,7 @@ def test_a_port_that_is_taken_is_a_warning_that_names_the_option(
             assert not made.start()
     assert "set another port or host in observe of kv_connector_extra_config" in caplog.text
     made.close()
+    assert "observers of other engines and kvtiers index listen at such ports" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
