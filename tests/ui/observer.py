@@ -31,7 +31,7 @@ class Observer:
         self.tiers = [
             tier("0:primary", "CPU", capacity=64 * MIB, resident=48 * MIB, pinned=MIB),
             tier("1:fs", "STORAGE", capacity=1024 * MIB, used=256 * MIB),
-            tier("2:p2p", "CPU", state="open"),
+            tier("2:p2p", "CPU", state="left alone"),
         ]
         self.counters: dict[tuple[str, ...], float] = {
             ("lookups", "0:primary"): 100,
@@ -88,7 +88,7 @@ class Observer:
         }
 
 
-def tier(label: str, medium: str, *, state: str | None = "closed", **sizes: int) -> dict[str, Any]:
+def tier(label: str, medium: str, *, state: str | None = "in use", **sizes: int) -> dict[str, Any]:
     """A tier of ``/state``; what is not given is not known."""
     known = ("capacity", "used", "resident", "pinned", "filling")
     figures = {f"{name}_bytes": sizes.get(name) for name in known}

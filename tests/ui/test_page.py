@@ -109,7 +109,7 @@ def test_values_change_without_loading_the_page_anew(page: Page, observer: Obser
 
 def test_a_tier_that_is_left_alone_stands_out(page: Page, observer: Observer) -> None:
     assert "left alone" in page.js("document.querySelector('.tier.alone').innerText")
-    observer.tiers[2]["state"] = "half-open"
+    observer.tiers[2]["state"] = "on trial"
     page.wait("!document.querySelector('.tier.alone')")
     assert "on trial" in page.js("document.querySelector('[data-tier=\"2:p2p\"]').innerText")
 

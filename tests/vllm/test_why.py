@@ -131,7 +131,7 @@ def test_a_tier_that_is_down_is_why(engine, prompt, tmp_path):
         assert reasons(record, "1:DownTier") == {"tier_down"}
         assert "left alone" in record["why"]
         (host, tier) = ObserverClient(at).state()["tiers"]
-        assert (host["label"], tier["state"]) == ("0:primary", "open")
+        assert (host["label"], tier["state"]) == ("0:primary", "left alone")
 
 
 def test_no_room_in_host_memory_is_why(engine, prompt, tmp_path):

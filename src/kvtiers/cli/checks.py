@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 from kvtiers.chunks import PAGE_BYTES
 from kvtiers.cli.diskchecks import check_bound, check_file_system, check_making, check_speed
@@ -27,6 +28,7 @@ from kvtiers.tiers.fs.quota import Eviction
 from kvtiers.tiers.fs.starting import refuse_start
 from kvtiers.tiers.fs.tools import FsURL
 from kvtiers.tiers.fs.urls import LAYOUTS, layout_of
+from kvtiers.tiers.parameters import with_capacity
 from kvtiers.tiers.places import Part, Place
 
 _SMALL_CHUNK = 256 << 10
@@ -72,7 +74,8 @@ def check_place(place: Place, intended: IntendedTier, advance: Advance) -> Itera
     ours = sum(u.bytes for u in place.usage() if u.part is not Part.FOREIGN)
     capacity, chunk = place.capacity(), intended.chunk or largest_chunk(place)
     disk = os.statvfs(root)
-    yield check_disk(disk.f_bavail * disk.f_frsize, ours, capacity, intended.share)
+    free = disk.f_bavail * disk.f_frsize
+    yield check_disk(place.url, free, ours, capacity, intended.share)
     if capacity is not None:
         known = next((f.namespace for f in place.namespaces() if f.namespace), None)
         yield check_bound(root, place.layout, capacity, intended.share, chunk, known)
@@ -84,7 +87,6 @@ def check_place(place: Place, intended: IntendedTier, advance: Advance) -> Itera
         yield check_owner(place.owner())
         yield check_segments(place.segments(), chunk, capacity)
     elif chunk and disk.f_files:
-        free = disk.f_bavail * disk.f_frsize
         yield check_inodes(disk.f_favail, free, chunk, capacity, intended.stated)
 
 
@@ -102,7 +104,10 @@ def check_absent(url: FsURL, intended: IntendedTier, advance: Advance) -> Iterat
     making = check_making(root, above)
     yield making
     disk = os.statvfs(above)
-    yield check_disk(disk.f_bavail * disk.f_frsize, 0, capacity, intended.share)
+    free, said = disk.f_bavail * disk.f_frsize, f"fs://{quote(root)}"
+    if url.layout is not None:
+        said += f"?layout={layout}"
+    yield check_disk(said, free, 0, capacity, intended.share)
     if capacity is not None:
         yield check_bound(root, layout, capacity, intended.share, intended.chunk)
     if making.grade is Grade.FAIL:
@@ -156,15 +161,20 @@ def _direct_works(root: str) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_disk(free: int, ours: int, capacity: int | None, share: float | None = None) -> Check:
-    """Whether what may be stored fits: free space, and what is there already.
+def check_disk(
+    url: str, free: int, ours: int, capacity: int | None, share: float | None = None
+) -> Check:
+    """Whether what may be stored at ``url`` fits: free space, and what is there already.
 
     ``share``: the ``capacity_fraction`` that ``capacity`` was made of. It is of the size of the
     disk, so a disk that others fill ends before it; that costs chunks and nothing else.
     """
     said = f"{size(free)} free, {size(ours)} taken by kvtiers"
     if capacity is None:
-        remedy = "add &capacity= to have it compared; with eviction external something else evicts"
+        remedy = (
+            f"say it to have it compared, as in {with_capacity(url)}; with eviction external "
+            "something else evicts"
+        )
         return Check("disk space", Grade.WARN, f"{said}; no capacity is known", remedy)
     said = f"{said}; capacity is {size(capacity)}"
     if share is not None:

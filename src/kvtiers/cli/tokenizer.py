@@ -3,7 +3,7 @@
 import json
 
 from kvtiers.errors import ConfigError, Kind, KVTiersError
-from kvtiers.observe.asking import Server
+from kvtiers.observe.asking import Server, words_of
 
 ENGINE = "http://127.0.0.1:8000"
 _MAX_TEXT = 64 << 20
@@ -20,19 +20,34 @@ def tokens_of(path: str, engine: str) -> list[int]:
     text = _text(path)
     server = Server(engine, f"--engine is {engine!a}", ENGINE, _TIMEOUT_S)
     body = json.dumps({"prompt": text}).encode()
+    target = server.path.rstrip("/") + "/tokenize"
     try:
-        target = server.path.rstrip("/") + "/tokenize"
         status, answer = server.ask("POST", target, _MAX_ANSWER, body)
+    except OSError as e:
+        raise _failure(engine, f"does not answer: {words_of(e)}") from None
+    if status != 200:
+        raise _failure(engine, f"answers {status} to POST {target}")
+    tokens = _tokens_in(answer)
+    if tokens is None:
+        raise _failure(engine, f"answers POST {target} without a list of tokens")
+    return tokens
+
+
+def _tokens_in(answer: bytes) -> list[int] | None:
+    try:
         tokens = json.loads(answer)["tokens"]
-        if status != 200 or not all(type(token) is int for token in tokens):
-            raise ValueError(f"status {status}")
-    except (OSError, ValueError, LookupError, TypeError) as e:
-        raise KVTiersError(
-            f"{engine} does not cut the prompt into tokens ({type(e).__name__}): name a vLLM "
-            "server with --engine, or give --tokens FILE",
-            kind=Kind.IO,
-        ) from None
-    return list(tokens)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    good = isinstance(tokens, list) and all(type(token) is int for token in tokens)
+    return tokens if good else None
+
+
+def _failure(engine: str, what: str) -> KVTiersError:
+    return KVTiersError(
+        f"{engine} does not cut the prompt into tokens, for it {what}; --engine has to be a vLLM "
+        "server, or give --tokens FILE",
+        kind=Kind.IO,
+    )
 
 
 def _text(path: str) -> str:

@@ -17,6 +17,7 @@ _MOST = 8
 _HELD = ("TIER", ">HIT", ">EVER", ">ASKED/s", ">USED", ">OF", ">FULL", "STATE")
 _MOVED = ("TIER", ">READ", ">p50", ">p99", ">WRITTEN", ">REMOVED/s", ">JOBS", ">WAITING")
 """Two tables: each fits into 80 columns."""
+_FOOTER = "ASKED, HIT and MISSED count lookups of chunks, of peers too; device: tokens"
 
 
 def render(board: Board, title: str, problem: str | None = None) -> RenderableType:
@@ -25,8 +26,8 @@ def render(board: Board, title: str, problem: str | None = None) -> RenderableTy
     parts: list[RenderableType] = [header]
     if problem:
         parts.append(Text(clean(problem), style="bold reverse"))
-    if not board.tiers and not board.tokens:
-        parts.append(Text("no metric of vLLM or kvtiers is exported there, or none yet"))
+    if board.empty:
+        parts.append(Text(clean(nothing_at(title))))
         return Group(*parts)
     parts += [Text(), _table(_HELD, map(_held, board.tiers))]
     parts += [Text(), _table(_MOVED, map(_moved, board.tiers)), Text(_answers(board))]
@@ -36,7 +37,16 @@ def render(board: Board, title: str, problem: str | None = None) -> RenderableTy
         parts += [Text(), _counts(("MISSED IN", "BECAUSE"), board.misses)]
     if board.trouble:
         parts += [Text(), _counts(("NOT DONE AT", "TIER", "BECAUSE"), board.trouble)]
+    parts += [Text(), Text(_FOOTER, style="dim")]
     return Group(*parts)
+
+
+def nothing_at(url: str) -> str:
+    """What is said of a server that answers and exports nothing that could be shown."""
+    return (
+        f"{url} exports no metric of vLLM or kvtiers, or none yet: name a vLLM server, or the "
+        "observer of an engine, with --url"
+    )
 
 
 def _answers(board: Board) -> str:
@@ -45,7 +55,8 @@ def _answers(board: Board) -> str:
         first = f"{_seconds(board.ttft_p50_s)} (p50), {_seconds(board.ttft_p99_s)} (p99)"
         words.append(f"time to first token {first}")
     if board.ceiling is not None:
-        words.append(f"unlimited capacity would have hit {_share(board.ceiling)}")
+        would = _share(board.ceiling)
+        words.append(f"unlimited capacity, empty at the start, would have hit {would}")
     return "\n".join(["", *words]) if words else ""
 
 

@@ -130,12 +130,15 @@ class Follower:
         return began and self.course.next is not None and self.course.next >= seq
 
     async def _linked(self, up: bool) -> None:
+        before, self.connected = self.connected, up
+        name, endpoint = self.engine.name, self.engine.endpoint
         if not up:
-            if self.connected:
+            if before:
                 self._down_since = self._clock()
-            self.connected = False
+                _log.warning("%s: the stream at %s is lost", name, endpoint)
             return
-        self.connected = True
+        if not before:
+            _log.info("%s: the stream at %s is connected", name, endpoint)
         if self.engine.replay is None:
             return
         self.course.reconnected()

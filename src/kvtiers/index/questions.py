@@ -11,6 +11,7 @@ from kvtiers.index.places import Pod
 from kvtiers.index.reach import Reach
 
 _FIELDS = {"token_ids", "hashes", "block_size", "model", "cache_salt", "lora"}
+_TEXTS = {"prompt", "messages"}
 _MAX_TOKEN = 1 << 32
 _MAX_HASH = 1 << 64
 _MAX_BLOCK = 1 << 31
@@ -58,6 +59,11 @@ def read(raw: bytes) -> Question:
         raise Refused("The body is no JSON object: send one with token_ids or hashes.")
     unknown = sorted(body.keys() - _FIELDS)
     if unknown:
+        if _TEXTS & body.keys():
+            raise Refused(
+                "The index cuts no text into tokens: send token_ids, as the engine's /tokenize "
+                "says them for the prompt or the messages."
+            )
         raise Refused(f"The field {unknown[0]!a} is not known: leave it out.")
     tokens, hashes, size = body.get("token_ids"), body.get("hashes"), body.get("block_size")
     if (tokens is None) == (hashes is None):

@@ -1,6 +1,7 @@
 """An index from its start to its end."""
 
 import asyncio
+import errno
 import logging
 import signal
 import sys
@@ -66,9 +67,11 @@ async def answering(index: Index) -> AsyncIterator[int]:
         try:
             await site.start()
         except OSError as e:
+            taken = e.errno == errno.EADDRINUSE
+            who = "observers of engines and other indexes listen at such ports, too; "
             raise ConfigError(
                 f"--host {options.host} --port {options.port} cannot be listened on: "
-                f"{e.strerror or e}: choose others"
+                f"{e.strerror or e}: {f'{who}give another --port' if taken else 'choose others'}"
             ) from e
         tasks = [asyncio.create_task(follower.run()) for follower in index.followers]
         if index.shared is not None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from kvtiers.events import PRIMARY
 from kvtiers.observe.exposition import Scrape, growth, quantile
+from kvtiers.observe.state import STATES
+from kvtiers.tiers.base import Circuit
 
 DEVICE = "device"
 """Label of the accelerator's cache, which is vLLM's own."""
@@ -16,7 +18,6 @@ DEVICE = "device"
 _OFFLOAD = "vllm:kv_offload_"
 _TIERING = "vllm:kv_offload_tiering_"
 _OURS = "vllm:kvtiers_"
-_STATES = {0: "in use", 1: "on trial", 2: "left alone"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,13 @@ class Board:
     ttft_p50_s: float | None
     ttft_p99_s: float | None
     ceiling: float | None
-    """The hit rate that unlimited capacity would have given so far."""
+    """The hit rate that unlimited capacity, empty at the start of the engine, would have given.
+    Real ones are above it where tiers still have chunks of an earlier process."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of an engine was found."""
+        return not self.tiers and not self.tokens
 
 
 def board(before: Scrape, after: Scrape, seconds: float) -> Board:
@@ -188,8 +195,9 @@ class _View:
         capacity: float | None,
     ) -> TierRow:
         hits, queries = _TIERING + "chunk_hits_total", _TIERING + "chunk_queries_total"
-        of_tier = {} if label == PRIMARY else {"tier": label}
-        state = self._gauge(_OURS + "tier_state", tier=label)
+        host = label == PRIMARY  # it has no gauge of its own, for it is never left alone
+        of_tier = {} if host else {"tier": label}
+        state = Circuit.CLOSED if host else self._gauge(_OURS + "tier_state", tier=label)
         return TierRow(
             label=label,
             hit_rate=_ratio(self.grown.total(hits, tier=label), self._asked(self.grown, label)),
@@ -207,7 +215,7 @@ class _View:
                 label, _TIERING + "active_promotion_jobs", _TIERING + "active_cascade_jobs"
             ),
             waiting_chunks=self._gauge(_OURS + "backlog_chunks", tier=label),
-            state=None if state is None else _STATES.get(round(state)),
+            state=None if state is None else STATES.get(round(state)),
         )
 
     def _asked(self, scrape: Scrape, label: str) -> float:

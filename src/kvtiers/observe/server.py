@@ -6,6 +6,7 @@ make answers.
 """
 
 import asyncio
+import errno
 import logging
 import socket
 import threading
@@ -19,6 +20,7 @@ from kvtiers.tiers.lanes import start_daemon
 
 _log = logging.getLogger("kvtiers")
 
+_WHO = "; observers of other engines and kvtiers index listen at such ports, too"
 _CLOSE_S = 2.0
 _LINGER_S = 0.2
 _LINGER_BYTES = 1 << 16
@@ -76,11 +78,12 @@ class Observer:
             listening = socket.create_server((self._host, self._port), family=family, backlog=64)
         except (OSError, OverflowError) as e:
             _log.warning(
-                "observe: nothing can listen on port %d of %s (%s), so this engine is not"
+                "observe: nothing can listen on port %d of %s (%s%s), so this engine is not"
                 " observed: set another port or host in observe of kv_connector_extra_config",
                 self._port,
                 self._host,
                 e,
+                _WHO if isinstance(e, OSError) and e.errno == errno.EADDRINUSE else "",
             )
             return False
         self._port = listening.getsockname()[1]

@@ -4,7 +4,7 @@ Nothing of it waits for the manager: values that the thread which owns it puts i
 then, and counters, for which that thread may wait while events are folded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,12 @@ from kvtiers.observe.gauges import Gauges
 from kvtiers.tiers.base import Circuit
 
 _HOST_STATES = ("capacity", "used", "resident", "pinned", "filling")
-_CIRCUITS = {Circuit.CLOSED: "closed", Circuit.TRIAL: "half-open", Circuit.OPEN: "open"}
+STATES: Mapping[int, str] = {
+    Circuit.CLOSED: "in use",
+    Circuit.TRIAL: "on trial",
+    Circuit.OPEN: "left alone",
+}
+"""What a tier is, in the words of ``/state``, of its page and of ``kvtiers top``."""
 _SHOWN_AS = {"misses": "lookup_misses"}
 """Counters that are shown as exporters call them."""
 
@@ -92,11 +97,12 @@ class State:
 
     def _host(self) -> dict[str, Any]:
         figures = self._sizes(names.HOST_BYTES, ())
-        return {"label": PRIMARY, "medium": "CPU", "locality": "LOCAL", "state": "closed"} | figures
+        place = {"label": PRIMARY, "medium": "CPU", "locality": "LOCAL"}
+        return {**place, "state": STATES[Circuit.CLOSED], **figures}
 
     def _tier(self, tier: Placed) -> dict[str, Any]:
         circuit = self._gauges.values.get((names.TIER_STATE, (tier.label,)))
-        state = None if circuit is None else _CIRCUITS[Circuit(int(circuit))]
+        state = None if circuit is None else STATES[int(circuit)]
         figures = self._sizes(names.TIER_BYTES, (tier.label,))
         place = {"label": tier.label, "medium": tier.medium, "locality": tier.locality}
         return {**place, "state": state, **figures}

@@ -158,10 +158,15 @@ class Upstream:
             _log.info("%s is used again", worker.name)
 
     def failed(self, worker: Worker, why: object) -> None:
-        """Hold it against the worker."""
-        if worker.breaker.failed(self._clock()):
+        """Hold it against the worker. Of a row of failures the first is logged, and the last."""
+        if self._session.closed:
+            return  # whatever was under way was ended here
+        first = not worker.breaker.failing
+        alone = worker.breaker.failed(self._clock())
+        if alone or first:
+            what = "is left alone" if alone else "failed"
             words = str(why) or type(why).__name__
-            _log.warning("%s at %s is left alone: %s", worker.name, worker.address.url, words)
+            _log.warning("%s at %s %s: %s", worker.name, worker.address.url, what, words)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -29,6 +29,11 @@ class Breaker:
         self._retry_at = 0.0
         self.state = State.CLOSED
 
+    @property
+    def failing(self) -> bool:
+        """Whether failures were told of since anything last worked."""
+        return self._failures > 0
+
     def is_out(self, now: float) -> bool:
         """Whether nothing may be asked of the tier, not even what is known from memory."""
         if self.state is State.CLOSED:

@@ -10,6 +10,7 @@ from kvtiers.errors import ConfigError
 from kvtiers.options import nearest
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]?)(i?)B?", re.IGNORECASE)
+_BEGUN_LATE = re.compile("&[a-z_]+=")
 _MAX_BYTES = (1 << 63) - 1
 
 Parameters = Mapping[str, tuple[str, Callable[[str, str], object]]]
@@ -55,6 +56,13 @@ def split_url(url: str) -> SplitURL:
         split = urlsplit(url)
     except ValueError as e:
         raise ConfigError(f"{shown(url)} is no URL: {e}") from None
+    late = _BEGUN_LATE.search(split.netloc + split.path)
+    if late is not None and not split.query:
+        place = url[: url.index(late[0])]
+        raise ConfigError(
+            f"{shown(place)} is followed by {late[0]} and no ?: write ?{late[0][1:]} for the first "
+            "parameter, or %26 for an & that is in a name"
+        )
     if "@" in split.netloc:
         raise ConfigError(
             f"a URL of {split.scheme}:// has credentials in it, which do not belong there: leave "
@@ -63,6 +71,13 @@ def split_url(url: str) -> SplitURL:
     return SplitURL(
         shown(url), split.scheme, split.netloc, unquote(split.path), split.fragment, split.query
     )
+
+
+def with_capacity(url: str) -> str:
+    """``url`` with an example of a capacity, and no other, quoted as a shell takes it."""
+    place, _, query = url.partition("?")
+    others = [each for each in query.split("&") if each and not each.startswith("capacity=")]
+    return f"'{place}?{'&'.join([*others, 'capacity=200GiB'])}'"
 
 
 def shown(url: str) -> str:

@@ -136,6 +136,7 @@ def test_what_others_put_into_its_new_folder_meanwhile_stays(tmp_path, monkeypat
 def test_what_it_keeps_is_a_tier_for_the_other_tools(tmp_path, layout):
     url = f"fs://{tmp_path}/a b".replace(" ", "%20")
     ran = good(kvtiers("bench", "tier", f"{url}?layout={layout}", *WORDS, "--keep"))
+    assert "stays, 128 chunks: those of the throughput, and 64 one at a time" in ran.out
     assert f"kvtiers ls {url}\n" in ran.out
     assert not [p for p in (tmp_path / "a b").iterdir() if p.name.startswith(".kvtiers-bench")]
     (found,) = good(kvtiers("ls", url, "--json")).json["namespaces"]

@@ -16,6 +16,7 @@ from kvtiers.cli.output import size
 from kvtiers.cli.verdicts import Grade
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.fs.urls import LAYOUTS
+from kvtiers.tiers.urls import parse_url
 from tests.unit.cli.cli_kit import (
     NAMESPACE,
     Tier,
@@ -50,6 +51,20 @@ def test_a_tier_that_is_there(tier):
     remedies = [c["remedy"] for c in ran.json["checks"] if c["grade"] != "ok"]
     assert all(remedies)
     assert any("blocks_per_chunk" in r for r in remedies)
+
+
+def test_a_capacity_that_is_not_known_is_asked_for_in_a_url_that_works(tmp_path):
+    (tmp_path / "empty").mkdir()
+    absent, empty = f"fs://{tmp_path}/absent", f"fs://{tmp_path}/empty"
+    for url, better in (
+        (absent, f"{absent}?capacity=200GiB"),
+        (f"{absent}?layout=files", f"{absent}?layout=files&capacity=200GiB"),
+        (empty, f"{empty}?layout=files&capacity=200GiB"),
+    ):
+        ran = kvtiers("doctor", url, "--json")
+        (space,) = [c["remedy"] for c in ran.json["checks"] if c["check"] == "disk space"]
+        assert f"'{better}'" in space
+        assert parse_url(better).capacity_bytes == 200 << 30
 
 
 @only_log
@@ -91,7 +106,7 @@ def test_a_share_of_the_disk_is_held_against_it(tmp_path):
 
 def test_a_share_of_a_disk_that_others_fill_is_no_failure_and_names_its_key():
     """README's own configuration on a disk with less than half of it free."""
-    check = check_disk(free=69 << 30, ours=0, capacity=126 << 30, share=0.5)
+    check = check_disk("fs:///x", free=69 << 30, ours=0, capacity=126 << 30, share=0.5)
     assert check.grade is Grade.WARN
     assert "126.0 GiB, 0.5 of the disk" in check.found
     assert "the oldest chunks leave" in check.remedy
@@ -101,7 +116,7 @@ def test_a_share_of_a_disk_that_others_fill_is_no_failure_and_names_its_key():
 
 
 def test_a_share_of_a_disk_that_is_full_has_no_smaller_share_that_fits():
-    check = check_disk(free=1 << 20, ours=0, capacity=126 << 30, share=0.5)
+    check = check_disk("fs:///x", free=1 << 20, ours=0, capacity=126 << 30, share=0.5)
     assert check.grade is Grade.WARN
     assert "take another disk" in check.remedy
 
@@ -371,7 +386,7 @@ def test_a_file_where_the_tier_should_be_is_a_failure(tmp_path):
     ],
 )
 def test_disk_space_counts_what_is_ours_already(free, ours, capacity, grade):
-    assert check_disk(free, ours, capacity).grade is grade
+    assert check_disk("fs:///x", free, ours, capacity).grade is grade
 
 
 @pytest.mark.parametrize(

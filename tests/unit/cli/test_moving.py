@@ -435,12 +435,15 @@ def test_a_target_that_is_too_small_is_warned_of_and_keeps_what_was_used_last(ti
     words = [tier.url, f"{target.url}?capacity={capacity}", "--namespace", NAMESPACE.id]
     ran = kvtiers("migrate", *words)
     assert ran.status == 1
+    better = f"'{target.url}?layout={target.layout}&capacity=200GiB'"
     assert "will not stay" in ran.err
+    assert better in ran.err
     left = target.numbers()
     assert left[-1] == 3
     assert 0 < len(left) < 4
     (said,) = (line for line in ran.out.splitlines() if "at the end" in line)
     assert f"{len(left)} of 4 chunks are there at the end: {4 - len(left)} left again" in said
+    assert better in said
 
 
 def test_an_import_says_how_many_chunks_stayed(tmp_path, layout, target):

@@ -57,7 +57,8 @@ def test_once_prints_a_frame_and_ends(capsys):
     assert held[4:] == ["300 B", "400 B", "75 %", "left alone"]
     assert moved[2:4] == ["66.7 ms", "100.0 ms"]
     assert ["1:fs", "absent"] in [cells[:2] for cells in missed]
-    assert "unlimited capacity would have hit 80 %" in out
+    assert "unlimited capacity, empty at the start, would have hit 80 %" in out
+    assert "ASKED, HIT and MISSED count lookups of chunks, of peers too" in out
 
 
 def test_every_line_fits_a_small_terminal(capsys):
@@ -87,8 +88,17 @@ def test_what_a_server_sends_is_shown_and_not_obeyed(capsys):
 
 def test_an_engine_that_exports_nothing_is_said(capsys):
     with engine((200, "up 1")) as url:
-        assert once(url) == 0
-    assert "no metric of vLLM or kvtiers" in capsys.readouterr().out
+        assert once(url) == 1
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert f"{url} exports no metric of vLLM or kvtiers" in seen.err
+    assert "--url" in seen.err
+
+
+def test_an_engine_that_exports_nothing_yet_is_looked_at_again():
+    frames = watch("up 1", "up 1", AFTER).split("http://engine  over")
+    assert "exports no metric" in frames[1]
+    assert "1:fs" in frames[-1]
 
 
 @pytest.mark.parametrize("status", [404, 500])

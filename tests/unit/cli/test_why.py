@@ -100,8 +100,17 @@ def test_a_prompt_by_its_text(live: World, tmp_path: Path, answering: Any) -> No
     engine = answering(json.dumps({"tokens": TOKENS}).encode())
     words = ["why", "--prompt", file, "--at", live.url, "--engine"]
     assert "load 32 of 64 tokens" in good(kvtiers(*words, engine)).out
-    for other in (answering(b"{}"), answering(b"no", 404), "http://127.0.0.1:1"):
-        assert "does not cut the prompt into tokens" in bad(kvtiers(*words, other), 1)
+    for other, fault in (
+        (answering(b"{}"), "answers POST /tokenize without a list of tokens"),
+        (answering(b'{"tokens": "ab"}'), "without a list of tokens"),
+        (answering(b"no", 404), "answers 404 to POST /tokenize"),
+        (answering(json.dumps({"tokens": TOKENS}).encode(), 500), "answers 500 to"),
+        ("http://127.0.0.1:1", "does not answer: "),
+    ):
+        said = bad(kvtiers(*words, other), 1)
+        assert f"{other} does not cut the prompt into tokens, for it" in said
+        assert fault in said
+        assert "--engine has to be a vLLM server" in said
     assert "--engine is" in bad(kvtiers(*words, "ftp://x"), 2)
 
 

@@ -1,6 +1,7 @@
 """What the index knows of an engine whose batches are lost, that restarts, or says nonsense."""
 
 import asyncio
+import logging
 from itertools import pairwise
 
 import pytest
@@ -124,6 +125,21 @@ async def test_a_bug_starts_one_engine_over_and_ends_nothing(tmp_path, caplog):
         clock.now += 60
         await until(lambda: held(follower, 1, 2) == (2, True))
     assert "e is started over" in caplog.text
+
+
+@on_a_loop
+async def test_a_stream_that_comes_and_goes_is_logged(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "kvtiers.index")
+    publisher = Publisher(tmp_path)
+    async with following(publisher) as follower:
+        async with publisher:
+            await until(lambda: follower.connected)
+        await until(lambda: not follower.connected)
+        async with publisher:
+            await until(lambda: follower.connected)
+    at = f"e: the stream at {publisher.endpoint} is"
+    said = [r.message for r in caplog.records if r.message.startswith(at)]
+    assert said == [f"{at} connected", f"{at} lost", f"{at} connected"]
 
 
 @pytest.mark.parametrize("replays", [True, False])

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -99,6 +100,8 @@ async def test_a_question_may_be_about_one_model(tmp_path):
         (b"{", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         ([], "no JSON object"),
+        ({"prompt": "hi"}, "send token_ids, as the engine's /tokenize says them"),
+        ({"messages": [], "model": "m"}, "send token_ids, as the engine's /tokenize"),
         ({}, "either"),
         ({"token_ids": [1], "hashes": [1]}, "either"),
         ({"token_ids": [1, "x"]}, "token_ids"),
@@ -122,6 +125,18 @@ async def test_what_is_no_question_is_refused_in_one_sentence(tmp_path, body, wh
     async with Publisher(tmp_path) as engine, index_of(engine.engine) as (_, send):
         status, answer = await send("/lookup", body)
         assert (status, why in answer["error"]["message"]) == (400, True), answer
+
+
+@on_a_loop
+async def test_a_port_that_is_taken_names_who_may_have_it_and_the_option():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        engine = Engine("e", "ipc:///nowhere")
+        with pytest.raises(ConfigError, match=f"--port {port} cannot be listened on") as refused:
+            async with answering(Index(IndexOptions((engine,), port=port))):
+                pytest.fail("it listens where another does")
+    assert "observers of engines and other indexes" in str(refused.value)
+    assert str(refused.value).endswith("give another --port")
 
 
 @on_a_loop

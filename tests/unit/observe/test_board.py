@@ -83,7 +83,7 @@ def test_room(seen):
 
 
 def test_state_of_the_breaker(seen):
-    assert [row.state for row in seen.tiers] == [None, None, "left alone"]
+    assert [row.state for row in seen.tiers] == [None, "in use", "left alone"]
 
 
 def test_what_is_missed_and_what_is_not_done(seen):

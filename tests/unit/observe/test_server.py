@@ -92,8 +92,8 @@ def test_the_state_of_engine_and_tiers(live: World) -> None:
     assert (engine["model"], engine["namespace"], engine["replica"]) == ("m", NAMESPACE.id, 0)
     assert engine["started_at"] <= engine["now"]
     host, fs = state["tiers"]
-    assert (host["label"], host["state"]) == (PRIMARY, "closed")
-    assert (fs["label"], fs["medium"], fs["state"]) == ("1:fs", "STORAGE", "closed")
+    assert (host["label"], host["state"]) == (PRIMARY, "in use")
+    assert (fs["label"], fs["medium"], fs["state"]) == ("1:fs", "STORAGE", "in use")
     assert host["resident_bytes"] == 2 * host["capacity_bytes"] / 16
     counted = {(c["name"], *c["labels"]): c["value"] for c in state["counters"]}
     assert counted["lookup_misses", PRIMARY, "absent"] == 2
@@ -368,6 +368,7 @@ def test_a_port_that_is_taken_is_a_warning_that_names_the_option(
             assert not made.start()
     assert "set another port or host in observe of kv_connector_extra_config" in caplog.text
     made.close()
+    assert "observers of other engines and kvtiers index listen at such ports" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])

@@ -163,6 +163,17 @@ async def test_a_worker_that_is_not_there():
 
 
 @on_a_loop
+async def test_of_a_row_of_failures_the_first_is_logged_and_the_last(caplog):
+    bad = Worker(die_at_once)
+    async with front(workers=[bad, Worker()]) as client:
+        while len(bad.asked) < 3:
+            await client.chat()
+    first, last = (r.message for r in caplog.records if "worker-0 at" in r.message)
+    assert first.startswith(f"worker-0 at http://127.0.0.1:{bad.port} failed: ")
+    assert last.startswith(f"worker-0 at http://127.0.0.1:{bad.port} is left alone: ")
+
+
+@on_a_loop
 async def test_at_most_three_are_tried():
     workers = [Worker(die_at_once) for _ in range(5)]
     async with front(workers=workers) as client:

@@ -4,7 +4,7 @@ import pytest
 
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.fs.tools import FsURL
-from kvtiers.tiers.parameters import parse_size
+from kvtiers.tiers.parameters import parse_size, with_capacity
 from kvtiers.tiers.urls import open_place, parse_url
 
 
@@ -14,6 +14,7 @@ from kvtiers.tiers.urls import open_place, parse_url
         ("fs:///var/x", FsURL("/var/x")),
         ("fs:///var/x/", FsURL("/var/x")),
         ("FS:///var/a%20b%3Fc", FsURL("/var/a b?c")),
+        ("fs:///x%26capacity=1GiB", FsURL("/x&capacity=1GiB")),
         ("fs:///x?layout=files&capacity=256MiB", FsURL("/x", "files", 256 << 20)),
         ("fs:///x?capacity=1.5GB&direct_io=off", FsURL("/x", None, 1_500_000_000, "off")),
     ],
@@ -35,6 +36,8 @@ def test_what_a_url_says(url, says):
         ("fs:///a#b", "names no folder"),
         ("fs://[::1/x", "is no URL"),
         ("fs:///x?capcity=1", "did you mean capacity?"),
+        ("fs:///x&capacity=1GiB", "'fs:///x' is followed by &capacity= and no ?"),
+        ("redis://h&prefix=x", "write ?prefix= for the first"),
         ("fs:///x?zzz=1", "there are layout, capacity"),
         ("fs:///x?layout=file", "did you mean files?"),
         ("fs:///x?direct_io=zzz", "give auto or on or off"),
@@ -55,6 +58,7 @@ def test_what_is_refused(url, why):
     "url",
     [
         "s3:/bucket/x?key=secret",
+        "s3://bucket/x&key=secret",
         "s3//key:secret@bucket",
         "redis:/:secret@host",
         "redis:secret@host",
@@ -67,6 +71,18 @@ def test_no_secret_is_quoted(url):
     with pytest.raises(ConfigError) as refused:
         parse_url(url)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "better"),
+    [
+        ("fs:///x", "'fs:///x?capacity=200GiB'"),
+        ("fs:///x?layout=log", "'fs:///x?layout=log&capacity=200GiB'"),
+        ("redis://h?capacity=1&prefix=p", "'redis://h?prefix=p&capacity=200GiB'"),
+    ],
+)
+def test_a_url_with_a_capacity_for_an_example(url, better):
+    assert with_capacity(url) == better
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Any
 
 from kvtiers.cli.common import add_common, parse_chunk_bytes
-from kvtiers.cli.measure import Figures, measure_bare, measure_tier
+from kvtiers.cli.measure import Figures, measure_bare, measure_tier, room_for
 from kvtiers.cli.media import medium_of
 from kvtiers.cli.output import Output, rate, size
 from kvtiers.errors import ConfigError
@@ -60,6 +60,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     shares = [ours.bytes_per_s / most.bytes_per_s for ours, most in zip(tier, alone, strict=True)]
     rows = [*zip(tier, shares, strict=True), *((figures, None) for figures in alone)]
 
+    left = room_for(count) if arguments.keep else 0
+
     def human() -> None:
         of = f">OF THE {medium.name.upper()}"
         columns = ("", ">THROUGHPUT", of, ">P50 A CHUNK", ">P99 A CHUNK")
@@ -69,7 +71,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             f"{medium.footnote(direct)}"
         )
         if arguments.keep:
-            output.line(f"what the tier wrote stays: kvtiers ls {medium.kept}")
+            output.line(
+                f"what the tier wrote stays, {left} chunks: those of the throughput, and "
+                f"{left - count} one at a time; kvtiers ls {medium.kept}"
+            )
 
     document: dict[str, Any] = {
         "url": arguments.url,
@@ -77,6 +82,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         "chunk_bytes": chunk,
         "chunks": count,
         "kept": arguments.keep,
+        "kept_chunks": left,
         "direct": direct,
         "figures": [_document(*row, medium.name) for row in rows],
     }

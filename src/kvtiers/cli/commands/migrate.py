@@ -9,6 +9,7 @@ from kvtiers.cli.output import Advance, Output, size
 from kvtiers.cli.transfer import Moved, absent, look_again, write_all
 from kvtiers.errors import ConfigError
 from kvtiers.tiers.base import Entry
+from kvtiers.tiers.parameters import with_capacity
 from kvtiers.tiers.places import Place
 from kvtiers.tiers.urls import open_place
 
@@ -91,7 +92,7 @@ def warn_if_small(target: Place, entries: Sequence[Entry], output: Output) -> No
     if bound is not None and total > bound:
         output.warn(
             f"{size(total)} are to go where there is room for {size(bound)}: what was not used for "
-            "longest will not stay; add &capacity= if it may be larger"
+            f"longest will not stay; if it may be larger say so: {with_capacity(target.url)}"
         )
 
 
@@ -113,7 +114,7 @@ def say_moved(results: list[Moved], output: Output, places: dict[str, str], dry_
         if gone:
             output.line(
                 f"{meant - gone} of {meant} chunks are there at the end: {gone} left again to make "
-                "room; add &capacity= if it may be larger"
+                f"room; if it may be larger say so: {with_capacity(places['to'])}"
             )
 
     namespaces = [m.document() for m in results]

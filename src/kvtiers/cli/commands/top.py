@@ -12,8 +12,8 @@ from rich.live import Live
 
 from kvtiers.cli.output import Output, sentence_of
 from kvtiers.cli.scraping import URL, Endpoint
-from kvtiers.cli.topview import render
-from kvtiers.errors import ConfigError, KVTiersError
+from kvtiers.cli.topview import nothing_at, render
+from kvtiers.errors import ConfigError, Kind, KVTiersError
 from kvtiers.observe.board import Board, board
 from kvtiers.observe.exposition import Scrape
 
@@ -33,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Show it until Ctrl-C, or once. Raises KVTiersError if the first look fails."""
+    """Show it until Ctrl-C, or once. Raises KVTiersError if the first look fails.
+
+    Raises it, too, if nothing is exported there that could be shown once.
+    """
     if not arguments.interval >= _SHORTEST_S:
         raise ConfigError(f"--interval is {arguments.interval}: give at least {_SHORTEST_S}")
     if not arguments.once and (arguments.json or not sys.stdout.isatty()):
@@ -41,6 +44,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     looks = Looks(Endpoint(arguments.url).scrape, arguments.interval)
     if arguments.once:
         seen = looks.next()
+        if seen.empty:
+            raise KVTiersError(nothing_at(arguments.url), kind=Kind.IO, operation="top")
         output.show(_document(arguments.url, seen), lambda: _print(seen, arguments.url))
     else:
         live(looks, arguments.url, Console())

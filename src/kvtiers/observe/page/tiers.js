@@ -12,7 +12,6 @@ const NAMES = {
   p2p: "Peers",
   memory: "Memory",
 };
-const STATES = { closed: "in use", "half-open": "on trial", open: "left alone" };
 
 export function nameOf(label) {
   const kind = label.slice(label.indexOf(":") + 1);
@@ -86,7 +85,7 @@ export class Flow {
     const used = label === PRIMARY ? tier.resident_bytes : (tier.used_bytes ?? tier.resident_bytes);
     const full = ratio(used ?? null, tier.capacity_bytes);
     bar.style.width = `${100 * Math.min(1, full ?? 0)}%`;
-    const state = STATES[tier.state] ?? tier.state ?? "";
+    const state = tier.state ?? "";
     say(badge, state);
     tile.classList.toggle("alone", state === "left alone");
     for (const [id, , figure] of label === "device" ? DEVICE_ROWS : ROWS)

@@ -22,6 +22,12 @@ from kvtiers.tiers.p2p.protocol import Role
 
 _HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,253}")
 _MAX_ID_BYTES = 256
+_WHERE = "kv_request_id, remote_host and remote_port"
+_FIELDS = {
+    "remote_decoder": "kv_request_id",
+    "remote_prefiller": _WHERE,
+    "remote_kv_source": _WHERE,
+}
 _CONSUMERS = {"remote_prefiller": Role.PREFILL, "remote_kv_source": Role.SOURCE}
 
 
@@ -63,7 +69,9 @@ def read_roles(params: Mapping[str, Any] | None) -> tuple[Roles, str | None]:
     produces, source = None, None
     for key in named:
         value = params[key]
-        request = value.get("kv_request_id") if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or "kv_request_id" not in value:
+            return NONE, f"{key} has to be a mapping that has {_FIELDS[key]} in it"
+        request = value["kv_request_id"]
         if not _is_id(request):
             return NONE, f"{key} has no kv_request_id of 1 to {_MAX_ID_BYTES} bytes"
         if key == "remote_decoder":

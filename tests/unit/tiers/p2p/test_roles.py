@@ -8,6 +8,7 @@ from kvtiers.tiers.p2p.protocol import Role
 from kvtiers.tiers.p2p.roles import NONE, Roles, Source, read_roles
 
 WHERE = {"kv_request_id": "x", "remote_host": "10.0.0.1", "remote_port": 5710}
+SHAPE = "has to be a mapping that has kv_request_id, remote_host and remote_port in it"
 
 
 def test_roles():
@@ -30,7 +31,13 @@ def test_roles():
     [
         ({"remote_prefiller": WHERE, "remote_kv_source": WHERE}, "do not go together"),
         ({"remote_decoder": {"kv_request_id": "y"}, "remote_prefiller": WHERE}, "not go together"),
-        ({"remote_decoder": "x"}, "no kv_request_id"),
+        (
+            {"remote_decoder": "x"},
+            "remote_decoder has to be a mapping that has kv_request_id in it",
+        ),
+        ({"remote_kv_source": True, **WHERE}, SHAPE),
+        ({"remote_kv_source": "10.0.0.1:5710"}, SHAPE),
+        ({"remote_kv_source": {"remote_host": "h"}, "kv_request_id": "x"}, SHAPE),
         ({"remote_decoder": {"kv_request_id": ""}}, "no kv_request_id"),
         ({"remote_decoder": {"kv_request_id": "x" * 257}}, "no kv_request_id"),
         ({"remote_decoder": {"kv_request_id": "\ud800"}}, "no kv_request_id"),
