@@ -48,7 +48,7 @@ def soak(seconds: float, place: Path, seed: int) -> None:
                 reports += 1
                 _report(now, workers, watches, struck + calls.ended)
         for worker in workers:
-            worker.stop()
+            worker.stop(workers)
     finally:
         for worker in workers:
             worker.kill()

@@ -58,7 +58,7 @@ class Faults:
 
     def _again(self, worker: Worker) -> str:
         how = self._dice.choice(["kill", "restart"])
-        worker.kill() if how == "kill" else worker.stop()
+        worker.kill() if how == "kill" else worker.stop(self._workers)
         worker.capacity = self._dice.choice(CAPACITIES)
         for watch in self._watches:
             watch.changed()

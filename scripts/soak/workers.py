@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from scripts.soak.chunks import CAPACITIES
@@ -78,8 +79,11 @@ class Worker:
         self.process.kill()
         self._end()
 
-    def stop(self) -> None:
-        """As an engine ends, once it works. Raises SystemExit if it does not."""
+    def stop(self, others: Iterable["Worker"]) -> None:
+        """As an engine ends, once it works. Raises SystemExit if it does not.
+
+        ``others`` go on meanwhile when it is time: they may have locked what it waits for.
+        """
         self._goes_on_at = None
         until, told = time.monotonic() + STUCK_S, False
         while (code := self.process.poll()) is None:
@@ -87,6 +91,8 @@ class Worker:
             if self.is_open and not told:
                 self.process.send_signal(signal.SIGTERM)
                 told = True
+            for other in others:
+                other.go_on_if_it_is_time()
             if time.monotonic() > until:
                 self.kill()
                 raise SystemExit(f"a process on {self.role} did not end")
