@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -231,6 +231,15 @@ def _mapped(processes: Any) -> set[str]:
             continue
         found.update(re.findall(r"\S*/kvtiers-\S+\.region", maps))
     return found
+
+
+def request(port: int, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    """Status and body of what a service here answers; ``body`` goes as JSON."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, body and json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from tests.vllm.offloading import (
     scheduler_of,
     settle,
 )
-from tests.vllm.serving import READY_S, Server, cpu_seconds
+from tests.vllm.serving import READY_S, Server, cpu_seconds, request
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -251,14 +250,6 @@ def router(one, two, tmp_path):
     finally:
         process.kill()
         process.wait()
-
-
-def request(port, method, path, body=None):
-    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
-        headers = {"Content-Type": "application/json"}
-        connection.request(method, path, body and json.dumps(body), headers)
-        response = connection.getresponse()
-        return response.status, response.read().decode()
 
 
 def answers(port):

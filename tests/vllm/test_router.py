@@ -19,7 +19,7 @@ import pytest
 
 from kvtiers.demo.server import free_port
 from tests.vllm.offloading import CHUNK_BYTES, PEER_LOOKUP_S, disk, offload, peering
-from tests.vllm.serving import READY_S, Server, service
+from tests.vllm.serving import READY_S, Server, request, service
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -69,14 +69,6 @@ class Engine:
         """Other prompts until nothing else is left on the device."""
         for seed in range(first_seed, first_seed + 3):
             self.server.ask(prompt(TOKENS, seed), 1)
-
-
-def request(port, method, path, body=None):
-    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
-        headers = {"Content-Type": "application/json"}
-        connection.request(method, path, body and json.dumps(body), headers)
-        response = connection.getresponse()
-        return response.status, response.read().decode()
 
 
 class Router:

@@ -97,6 +97,15 @@ def test_what_is_held_is_what_host_memory_and_tiers_say(caplog: pytest.LogCaptur
     assert "what was told of it stands" in caplog.text
 
 
+def fence(world: World, tier: ScriptedTier) -> None:
+    """It breaks its contract often enough, and never again."""
+    finished = tier.get_finished_jobs
+    tier.get_finished_jobs = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    for _ in range(FAULTS_TO_FENCE):
+        world.step()
+    tier.get_finished_jobs = finished  # type: ignore[method-assign]
+
+
 class TellingTier(ScriptedTier):
     tells: Sequence[Event] = ()
 
@@ -108,11 +117,7 @@ class TellingTier(ScriptedTier):
 def test_a_tier_whose_own_circuit_is_open_is_not_in_reach_when_its_fence_ends() -> None:
     tier = TellingTier()
     world = World(tiers=[tier])
-    finished = tier.get_finished_jobs
-    tier.get_finished_jobs = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
-    for _ in range(FAULTS_TO_FENCE):
-        world.step()
-    tier.get_finished_jobs = finished  # type: ignore[method-assign]
+    fence(world, tier)
     tier.tells = [TierReachable("1:scripted", False), ChunksStored("1:scripted", tuple(keys(1)))]
     world.step()
     assert world.of(ChunksStored) == [ChunksStored("1:scripted", tuple(keys(1)))]
@@ -128,11 +133,7 @@ def test_what_is_said_of_a_fenced_tier_does_not_come_back_as_its_own_word() -> N
     one_and_the_same: list[Event] = []
     tier.take_events = lambda: one_and_the_same  # type: ignore[method-assign]
     world = World(tiers=[tier])
-    finished = tier.get_finished_jobs
-    tier.get_finished_jobs = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
-    for _ in range(FAULTS_TO_FENCE):
-        world.step()
-    tier.get_finished_jobs = finished  # type: ignore[method-assign]
+    fence(world, tier)
     world.step(FENCE_S)
     assert reach(world) == [False, True]
     assert one_and_the_same == []
